@@ -1,0 +1,1 @@
+//! Cases and the suite that any plugin must pass

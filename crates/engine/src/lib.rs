@@ -1,0 +1,1 @@
+//! A small, real inference engine on Attaché

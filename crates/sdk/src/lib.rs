@@ -1,0 +1,1 @@
+//! What a plugin author uses: safe traits and one export macro

@@ -1,0 +1,1 @@
+//! Vector micro-kernels that the CPU plugins share

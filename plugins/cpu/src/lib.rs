@@ -1,0 +1,1 @@
+//! CPU_ATTN: attention on the CPU

@@ -1,0 +1,1 @@
+//! CPU_MLA: multi-head latent attention on the CPU

@@ -1,0 +1,1 @@
+//! Workspace tests: real libraries, end to end
