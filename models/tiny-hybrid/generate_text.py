@@ -185,7 +185,7 @@ class Story:
             "{A} was a {A.adj} {A.kind}. [{A.He} lived near {P}.|{A.He} liked [stories|music|warm days|surprises] "
             "very much.|]",
             "One [sunny|cold|windy|bright|quiet|warm] [morning|day|afternoon], {A} the {A.kind} "
-            "[woke up early|felt happy|had nothing to do|looked out of the window].",
+            "[sat by the door|felt happy|had nothing to do|looked out of the window].",
         ]
         if self.A.animal:
             options += [
@@ -242,7 +242,7 @@ class Story:
                 "[But when {A.he} wanted to go home, the {T} was gone.|Suddenly, {A.he} could not find the {T}.|"
                 "After lunch, the {T} was not there anymore.]",
                 "[\"Oh no!\" [said|cried] {A}. \"[Where is my {T}?|I have lost my {T}!|My {T} is gone!]\"|"
-                |{A.The} was very sad and began to cry.],
+                "{A.The} was very sad and began to cry.]",
                 self.meets_b(),
                 "[\"[Why are you sad?|What is wrong?]\" asked {B}. \"I lost my {T},\" said {A}. |]"
                 "\"[I will help you|Let us look for it together|Do not worry, we will find it],\" said {B}.",

@@ -100,7 +100,7 @@ def show(model, temperature):
 
 def main():
     ap = argparse.ArgumentParser()
-    ap.add_argument("--steps", type=int, default=2500)
+    ap.add_argument("--steps", type=int, default=2200)
     ap.add_argument("--lr", type=float, default=3e-3)
     ap.add_argument("--out", type=Path, default=HERE / "model.safetensors")
     args = ap.parse_args()

@@ -1,1 +1,0 @@
-//! Vector micro-kernels that the CPU plugins share
