@@ -8,18 +8,26 @@
 pub mod abi;
 pub mod batch;
 pub mod cache;
+pub mod condition;
+pub mod descriptor;
 pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod kind;
 pub mod kv_cache_dtype;
 pub mod layer_config;
+#[cfg(feature = "host")]
+pub mod plan;
 pub mod plugin;
 pub mod request;
+#[cfg(feature = "host")]
+pub mod runtime;
 pub mod tensor;
 
 pub use batch::{BatchLimits, BatchView, Causality, DcpView, HostBatch, PrefixSpan};
 pub use cache::{CacheTensorSpec, KvCacheSpec};
+pub use condition::{Condition, NumberRule};
+pub use descriptor::{BackendDescriptor, BlockSizes, Support};
 pub use device::{Device, Platform};
 pub use dtype::DataType;
 pub use error::{BackendError, ErrorCode};

@@ -1,0 +1,9 @@
+//! Whole-model planning: from a model's configuration to what each layer asks for.
+//!
+//! Must not know: how a backend is loaded or run.
+
+mod description;
+mod families;
+
+pub use description::{EngineConfig, LayerDescription, MlaDimensions, ModelDescription, StateSpaceType};
+pub use families::{ModelConfigError, describe};
