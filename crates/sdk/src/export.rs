@@ -153,7 +153,7 @@ macro_rules! export_backends {
 
             // The symbol that `abi_stable` looks for; its name is checked by a test of the SDK.
             #[cfg(feature = "dylib")]
-            #[unsafe(export_name = "_1as_0lib_1header_0root module loader")]
+            #[unsafe(export_name = "_1as_0lib_1header_0root_bmodule_bloader")]
             static ROOT: $crate::private::abi_stable::library::LibHeader =
                 // SAFETY: `load_root` gives a `PluginRootRef`, erased.
                 unsafe {
@@ -189,7 +189,7 @@ mod tests {
     fn the_root_symbol_has_the_name_that_hosts_look_for() {
         assert_eq!(
             attache_core::private::abi_stable::library::ROOT_MODULE_LOADER_NAME,
-            "_1as_0lib_1header_0root module loader"
+            "_1as_0lib_1header_0root_bmodule_bloader"
         );
     }
 }
