@@ -100,7 +100,7 @@ pub fn root(metadata: &'static str, interface: attache_core::abi::InterfaceGette
 
 /// Makes a crate a plugin. One line, at the root of the crate:
 ///
-/// ```ignore
+/// ```text
 /// attache_sdk::export_backends! { name: "cpu", vendor: "Example", backends: [MyBackend] }
 /// ```
 ///
