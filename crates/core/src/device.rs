@@ -141,7 +141,18 @@ impl Device {
                     })*
                 };
             }
-            detect!("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512bf16", "avx512vnni", "avx512fp16");
+            detect!(
+                "avx2",
+                "fma",
+                "f16c",
+                "avx512f",
+                "avx512bw",
+                "avx512vl",
+                "avx512dq",
+                "avx512bf16",
+                "avx512vnni",
+                "avx512fp16"
+            );
         }
         device
     }
@@ -180,7 +191,9 @@ impl Device {
     ///
     /// # Errors
     /// When a value does not parse or there is no platform.
-    pub fn from_attributes<'a>(attributes: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self, DeviceParseError> {
+    pub fn from_attributes<'a>(
+        attributes: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self, DeviceParseError> {
         let mut device = Self::new("");
         for (key, value) in attributes {
             let bad = |wanted| DeviceParseError { found: value.to_owned(), wanted };

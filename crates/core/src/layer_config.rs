@@ -130,7 +130,10 @@ impl LayerConfig<'_> {
             return Err(BackendError::invalid("block_size must be above 0"));
         }
         if !self.scale.is_finite() || !self.softcap.is_finite() {
-            return Err(BackendError::invalid(format!("scale {} and softcap {} must be finite", self.scale, self.softcap)));
+            return Err(BackendError::invalid(format!(
+                "scale {} and softcap {} must be finite",
+                self.scale, self.softcap
+            )));
         }
         for (name, values) in [("sinks", &self.sinks), ("alibi_slopes", &self.alibi_slopes)] {
             if !values.is_empty() && values.len() != self.num_heads as usize {
@@ -168,7 +171,9 @@ impl LayerConfig<'_> {
                 let rows = u64::from(self.num_heads) * (u64::from(mla.qk_nope_head_dim) + u64::from(mla.v_head_dim));
                 let found = projection.shape();
                 if found.len() != 2 || found[0] as u64 != rows || found[1] as u64 != u64::from(latent) {
-                    return Err(BackendError::invalid(format!("kv_b_proj has shape {found:?}; expected [{rows}, {latent}]")));
+                    return Err(BackendError::invalid(format!(
+                        "kv_b_proj has shape {found:?}; expected [{rows}, {latent}]"
+                    )));
                 }
             }
         }

@@ -19,10 +19,16 @@ pub mod layer_config;
 #[cfg(feature = "host")]
 pub mod plan;
 pub mod plugin;
+#[cfg(feature = "host")]
+pub mod policy;
 pub mod request;
 #[cfg(feature = "host")]
 pub mod runtime;
+#[cfg(feature = "host")]
+pub mod selector;
 pub mod tensor;
+#[cfg(feature = "host")]
+pub mod verdict;
 
 pub use batch::{BatchLimits, BatchView, Causality, DcpView, HostBatch, PrefixSpan};
 pub use cache::{CacheTensorSpec, KvCacheSpec};

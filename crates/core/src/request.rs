@@ -244,10 +244,9 @@ impl LayerRequest {
     #[must_use]
     pub fn to_attributes(&self) -> Vec<(String, String)> {
         let default = Self::default();
-        let (serde_json::Value::Object(mine), serde_json::Value::Object(theirs)) = (
-            serde_json::to_value(self).unwrap_or_default(),
-            serde_json::to_value(&default).unwrap_or_default(),
-        ) else {
+        let (serde_json::Value::Object(mine), serde_json::Value::Object(theirs)) =
+            (serde_json::to_value(self).unwrap_or_default(), serde_json::to_value(&default).unwrap_or_default())
+        else {
             return Vec::new();
         };
         mine.into_iter()

@@ -133,7 +133,10 @@ impl<'a> TensorView<'a> {
         compact_strides(&dims[..shape.len()], &mut strides).ok_or_else(|| too_large(shape))?;
         let view = Self::checked(bytes.as_ptr(), dtype, DlDevice::CPU, shape.len(), dims, strides)?;
         if view.num_elements().checked_mul(dtype.size()) != Some(bytes.len()) {
-            return Err(BackendError::invalid(format!("shape {shape:?} of {dtype} does not hold {} bytes", bytes.len())));
+            return Err(BackendError::invalid(format!(
+                "shape {shape:?} of {dtype} does not hold {} bytes",
+                bytes.len()
+            )));
         }
         Ok(view)
     }
@@ -202,7 +205,9 @@ impl<'a> TensorView<'a> {
     ) -> Result<Self> {
         let (dims, steps) = (&shape[..ndim], &strides[..ndim]);
         if dims.iter().any(|size| *size < 0) || steps.iter().any(|stride| *stride < 0) {
-            return Err(BackendError::invalid(format!("shape {dims:?} with strides {steps:?}: neither may be negative")));
+            return Err(BackendError::invalid(format!(
+                "shape {dims:?} with strides {steps:?}: neither may be negative"
+            )));
         }
         let extent = extent_of(dims, steps)
             .filter(|extent| extent.checked_mul(dtype.size()).is_some_and(|bytes| isize::try_from(bytes).is_ok()))

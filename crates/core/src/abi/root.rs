@@ -5,11 +5,7 @@
 
 use super::types::{AbiStr, Status};
 use abi_stable::{
-    StableAbi,
-    library::RootModule,
-    package_version_strings,
-    sabi_types::VersionStrings,
-    type_layout::TypeLayout,
+    StableAbi, library::RootModule, package_version_strings, sabi_types::VersionStrings, type_layout::TypeLayout,
 };
 use core::ffi::c_void;
 

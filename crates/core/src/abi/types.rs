@@ -160,7 +160,8 @@ pub struct ErrorSink {
     /// Handed back to `report`.
     pub context: *mut c_void,
     /// Called at most once, with the code, one readable line, and details.
-    pub report: unsafe extern "C" fn(context: *mut c_void, code: Status, message: AbiStr, attributes: AbiSlice<Attribute>),
+    pub report:
+        unsafe extern "C" fn(context: *mut c_void, code: Status, message: AbiStr, attributes: AbiSlice<Attribute>),
 }
 
 /// Receives texts, one a call.
