@@ -325,7 +325,6 @@ pub const MAX_OVERRIDES: usize = 64;
 
 impl BackendDescriptor {
     /// Starts a descriptor that claims nothing.
-    #[must_use]
     pub fn builder(name: &str) -> DescriptorBuilder {
         DescriptorBuilder(Self {
             name: name.to_owned(),

@@ -111,6 +111,24 @@ pub fn root(metadata: &'static str, interface: attache_core::abi::InterfaceGette
 macro_rules! export_backends {
     (name: $name:literal, vendor: $vendor:literal, backends: [$($backend:ty),+ $(,)?] $(,)?) => {
         const _: () = {
+            struct Exported;
+            impl $crate::private::PluginBackends for Exported {
+                const ENTRIES: &'static [$crate::private::BackendEntry] =
+                    &[$($crate::private::entry::<$backend>()),+];
+                const IS_LIBRARY: bool = ::core::cfg!(feature = "dylib");
+            }
+
+            $crate::export_root! { name: $name, vendor: $vendor, interface: $crate::private::interface::<Exported> }
+        };
+    };
+}
+
+/// As [`export_backends!`], for a plugin that hands out its interfaces itself: `interface` is an
+/// [`InterfaceGetter`](attache_core::abi::InterfaceGetter).
+#[macro_export]
+macro_rules! export_root {
+    (name: $name:literal, vendor: $vendor:literal, interface: $interface:expr $(,)?) => {
+        const _: () = {
             const VERSION: &str = ::core::env!("CARGO_PKG_VERSION");
             const LEN: usize = $crate::private::metadata_json_len($name, $vendor, VERSION);
             static JSON: [u8; LEN] = $crate::private::metadata_json::<LEN>($name, $vendor, VERSION);
@@ -119,19 +137,9 @@ macro_rules! export_backends {
                 Err(_) => ::core::panic!("the metadata is not UTF-8"),
             };
 
-            struct Exported;
-            impl $crate::private::PluginBackends for Exported {
-                const ENTRIES: &'static [$crate::private::BackendEntry] =
-                    &[$($crate::private::entry::<$backend>()),+];
-                const IS_LIBRARY: bool = ::core::cfg!(feature = "dylib");
-            }
-
             #[cfg(not(feature = "dylib"))]
             $crate::private::inventory::submit! {
-                $crate::private::LinkedPlugin {
-                    metadata: METADATA,
-                    interface: $crate::private::interface::<Exported>,
-                }
+                $crate::private::LinkedPlugin { metadata: METADATA, interface: $interface }
             }
 
             #[cfg(feature = "dylib")]
@@ -143,7 +151,7 @@ macro_rules! export_backends {
 
             #[cfg(feature = "dylib")]
             fn make_root() -> $crate::private::PluginRootRef {
-                $crate::private::root(METADATA, $crate::private::interface::<Exported>)
+                $crate::private::root(METADATA, $interface)
             }
 
             #[cfg(feature = "dylib")]

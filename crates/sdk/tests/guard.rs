@@ -327,6 +327,7 @@ fn sizes_and_required_additions_are_checked_by_the_plugin() {
     for (batch, expected) in [(batch, Status::UNSUPPORTED), (small, Status::INVALID_ARGUMENT)] {
         // SAFETY: a live plan handle would be needed to go further; size and additions come first.
         let mut plan: Box<Box<dyn Plan>> = Box::new(Box::new(FixturePlan));
+        // SAFETY: the plan is the plugin's own, the batch lives for the call.
         let status = unsafe { (table.update_plan)((&raw mut *plan).cast(), &raw const batch, std::ptr::null()) };
         assert_eq!(status, expected);
     }

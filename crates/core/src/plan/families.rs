@@ -247,7 +247,7 @@ impl Reader<'_> {
             "gemma3" | "gemma3_text" => Some(6),
             _ => None,
         };
-        Ok(pattern.or(default).is_none_or(|pattern| pattern == 0 || (index as u32 + 1) % pattern != 0))
+        Ok(pattern.or(default).is_none_or(|pattern| pattern == 0 || !(index as u32 + 1).is_multiple_of(pattern)))
     }
 
     fn mla_dimensions(&self) -> Result<MlaDimensions> {

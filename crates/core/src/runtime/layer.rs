@@ -115,7 +115,7 @@ impl Layer {
         cache: &mut KvCache,
     ) -> Result<()> {
         let (k, v, slots) = (k.to_abi(), v.map(|v| v.to_abi()), slot_mapping.to_abi());
-        let context = context.to_abi();
+        let context = context.lend();
         call("write_kv", |error| {
             // SAFETY: the handle is ours; everything else lives for the call, and the cache is
             // borrowed for writing.
@@ -192,7 +192,7 @@ impl Layer {
             lse: pointer(lse.as_ref()),
             topk_indices: pointer(topk.as_ref()),
         };
-        let context = context.to_abi();
+        let context = context.lend();
         call(what, |error| {
             // SAFETY: layer and plan are ours and of one backend; everything else lives for the
             // call; `out` and `lse` are borrowed for writing.
@@ -205,7 +205,7 @@ impl Layer {
     /// # Errors
     /// When a block is out of range; then nothing was copied.
     pub fn copy_blocks(&self, context: &mut ExecContext, cache: &mut KvCache, pairs: &TensorView<'_>) -> Result<()> {
-        let (pairs, context) = (pairs.to_abi(), context.to_abi());
+        let (pairs, context) = (pairs.to_abi(), context.lend());
         call("copy_blocks", |error| {
             // SAFETY: the handle is ours; the cache is borrowed for writing.
             unsafe {
@@ -231,7 +231,7 @@ impl Layer {
         destination: &mut KvCache,
         pairs: &TensorView<'_>,
     ) -> Result<()> {
-        let (pairs, context) = (pairs.to_abi(), context.to_abi());
+        let (pairs, context) = (pairs.to_abi(), context.lend());
         call("swap_blocks", |error| {
             // SAFETY: the handle is ours; the destination is borrowed for writing.
             unsafe {

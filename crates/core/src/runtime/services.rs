@@ -205,7 +205,7 @@ impl ExecContext {
         self.stream = stream;
     }
 
-    pub(super) fn to_abi(&mut self) -> ExecContextV1 {
+    pub(super) fn lend(&mut self) -> ExecContextV1 {
         ExecContextV1 {
             size: size_of::<ExecContextV1>(),
             extensions: std::ptr::null(),
