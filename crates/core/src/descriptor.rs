@@ -10,7 +10,10 @@ use crate::{
     request::{AttentionType, Dtype},
 };
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 /// Names of what a backend can claim beyond sizes and types.
 pub mod feature {
@@ -116,6 +119,16 @@ impl BlockSizes {
             && self.max.is_none_or(|max| size <= max)
             && (self.exact.contains(&size)
                 || self.multiples_of.iter().any(|step| *step != 0 && size.is_multiple_of(*step)))
+    }
+}
+
+impl fmt::Display for BlockSizes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let multiples = self.multiples_of.iter().map(|step| format!("multiples of {step}"));
+        let all: Vec<String> = multiples.chain(self.exact.iter().map(u32::to_string)).collect();
+        f.write_str(if all.is_empty() { "none" } else { "" })?;
+        f.write_str(&all.join(", "))?;
+        self.max.map_or(Ok(()), |max| write!(f, " up to {max}"))
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod description;
 mod families;
+pub mod joint;
 
 pub use description::{EngineConfig, LayerDescription, MlaDimensions, ModelDescription, StateSpaceType};
 pub use families::{ModelConfigError, describe};
