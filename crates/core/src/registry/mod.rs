@@ -1,0 +1,1 @@
+//! One registry over linked-in plugins and libraries.
