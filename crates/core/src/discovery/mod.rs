@@ -133,7 +133,7 @@ fn named_file(path: &Path, origin: &Origin) -> Found {
     }
     match read_metadata(path) {
         Ok(metadata) => found(What::Bare(metadata)),
-        Err(error) => found(What::Invalid(without_path(&error.to_string(), path))),
+        Err(error) => found(What::Invalid(error.reason())),
     }
 }
 

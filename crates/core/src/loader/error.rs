@@ -2,7 +2,7 @@
 
 use super::{elf::ElfProblem, linux::WritableBy};
 use crate::{plugin::PluginMetadata, runtime::InterfaceError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Why a library cannot be used. The long words of layout checks are in [`LoadError::detail`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -174,6 +174,35 @@ fn range((min, max): (u32, u32)) -> String {
 }
 
 impl LoadError {
+    /// The library.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Unreadable { path, .. }
+            | Self::WritableByOthers { path, .. }
+            | Self::Elf { path, .. }
+            | Self::Sha256 { path, .. }
+            | Self::Identity { path, .. }
+            | Self::Metadata { path, .. }
+            | Self::Generation { path, .. }
+            | Self::SdkVersion { path, .. }
+            | Self::Open { path, .. }
+            | Self::NoRoot { path, .. }
+            | Self::RootLayout { path, .. }
+            | Self::Init { path, .. }
+            | Self::Interface { path, .. }
+            | Self::Descriptors { path, .. }
+            | Self::ManifestDiffers { path, .. } => path,
+        }
+    }
+
+    /// The line without the path, for where the path is shown beside it.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        let line = self.to_string();
+        line.strip_prefix(&format!("{}: ", self.path().display())).map(str::to_owned).unwrap_or(line)
+    }
+
     /// The long words of a layout check, for those who ask for them.
     #[must_use]
     pub fn detail(&self) -> Option<&str> {
