@@ -70,6 +70,25 @@ impl NumberRule {
             }
         }
     }
+
+    /// The number nearest to `wanted` for which the rule holds, if there is one.
+    #[must_use]
+    pub fn nearest(self, wanted: u32) -> Option<u32> {
+        let range = match self {
+            Self::Exact(exact) => return Some(exact),
+            Self::Range(range) => range,
+        };
+        let (min, max) = (range.min.unwrap_or(0), range.max.unwrap_or(u32::MAX));
+        if min > max {
+            return None;
+        }
+        let step = range.multiple_of.unwrap_or(1);
+        let inside = wanted.clamp(min, max);
+        let below = inside.checked_div(step)? * step;
+        let candidates = [Some(below), below.checked_add(step)];
+        let nearest = candidates.into_iter().flatten().filter(|number| self.contains(*number));
+        nearest.min_by_key(|number| number.abs_diff(wanted))
+    }
 }
 
 impl From<u32> for NumberRule {

@@ -4,5 +4,13 @@
 //! device, has no I/O.
 
 mod candidate;
+mod change;
+mod error;
+mod explanation;
+mod select;
 
 pub use candidate::{Candidate, Source};
+pub use change::{Change, Scope, smallest_changes};
+pub use error::{Refused, SelectionError};
+pub use explanation::{CandidateVerdict, Explanation};
+pub use select::select;
