@@ -18,6 +18,7 @@ pub use linux::WritableBy;
 pub use open::{OpenPlugin, link, open};
 
 pub(crate) use elf::{HEADER_BYTES, header_problem};
+pub(crate) use open::check_generation;
 
 use crate::plugin::PluginMetadata;
 use std::path::Path;
