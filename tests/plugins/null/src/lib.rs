@@ -13,6 +13,7 @@ pub fn descriptor(name: &str) -> BackendDescriptor {
     BackendDescriptor::builder(name)
         .summary("gives zeros")
         .platform("cpu")
+        .architectures(["*"])
         .head_sizes([8_u32, 64])
         .dtypes([Dtype::F32])
         .kv_cache_dtypes(["auto"])
