@@ -1,5 +1,6 @@
 //! One registry over linked-in plugins, libraries and a catalogue: who takes part, who is opened,
 //! and what a broken one does to the others.
+#![expect(unexpected_cfgs, reason = "the export macro asks for a feature of the plugin's crate; here it is a test")]
 
 mod common;
 
@@ -299,6 +300,11 @@ fn a_backend_that_says_no_is_passed_over_and_its_words_are_kept() {
     registry.set_policy(override_with("moody"));
     let error = registry.backend(&three, None).expect_err("an override is not replaced");
     assert!(error.to_string().contains("three heads, not today"), "{error}");
+    let named = registry.backend_named("steady", &three, None).expect("settled elsewhere");
+    assert_eq!(named.backend.name(), "STEADY");
+    assert!(
+        registry.backend_named("moody", &three, None).is_err() && registry.backend_named("x", &three, None).is_err()
+    );
     assert_eq!(registry.backend(&request(), None).expect("other layers").backend.name(), "MOODY");
 }
 
@@ -370,6 +376,6 @@ fn a_catalogue_is_selected_from_and_never_run() {
 fn without_plugins_the_error_says_where_was_searched() {
     let plugins = Plugins::new();
     let error = files(&plugins).build().backend(&request(), None).expect_err("nothing there");
-    assert_eq!(error.error, SelectionError::NoBackends);
+    assert_eq!(*error.error, SelectionError::NoBackends);
     assert!(error.hints.contains(plugins.path().to_str().expect("UTF-8")), "{error}");
 }

@@ -20,7 +20,7 @@ use crate::{
 };
 use serde::Serialize;
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, hash_map::Entry},
     ffi::{OsStr, OsString},
     fs::File,
     io::Read,
@@ -137,19 +137,17 @@ fn named_file(path: &Path, origin: &Origin) -> Found {
     }
 }
 
-/// The manifest in the library's directory that names the library, if there is one.
+/// The manifest in the library's directory that names the library, if there is one; it need not be
+/// a good one: then its error is what is to be told.
 fn manifest_beside(library: &Path) -> Option<PathBuf> {
     let name = library.file_name()?.to_str()?;
-    let directory = match library.parent()? {
-        parent if parent.as_os_str().is_empty() => Path::new("."),
-        parent => parent,
+    let directory = library.parent()?;
+    let names_it = |path: &PathBuf| {
+        let table = std::fs::read_to_string(path).ok().and_then(|text| text.parse::<toml::Table>().ok());
+        table.is_some_and(|table| table.get("library").and_then(toml::Value::as_str) == Some(name))
     };
     let (names, _) = names(directory).ok()?;
-    names
-        .into_iter()
-        .filter(|name| is_manifest(name))
-        .map(|name| directory.join(name))
-        .find(|path| Manifest::read(path).is_ok_and(|manifest| manifest.library == name))
+    names.into_iter().filter(|name| is_manifest(name)).map(|name| directory.join(name)).find(names_it)
 }
 
 /// The names in a directory, sorted, and how many could not be read.
@@ -185,14 +183,14 @@ fn search_directory(path: &Path, origin: &Origin, seen: &mut HashMap<FileId, Pat
             found.push(skipped(path, "not a directory".to_owned()));
             return true;
         }
-        Ok(metadata) => {
-            if let Some(first) = seen.insert(FileId::of(&metadata), path.to_owned()) {
-                let reason = format!("the same directory as {}, which was searched before", first.display());
+        Ok(metadata) => match seen.entry(FileId::of(&metadata)) {
+            Entry::Occupied(first) => {
+                let reason = format!("the same directory as {}, which was searched before", first.get().display());
                 found.push(skipped(path, reason));
-                seen.insert(FileId::of(&metadata), first);
                 return true;
             }
-        }
+            Entry::Vacant(place) => drop(place.insert(path.to_owned())),
+        },
     }
     let (names, failed) = match names(path) {
         Ok(names) => names,

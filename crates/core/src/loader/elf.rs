@@ -143,6 +143,11 @@ fn header(bytes: &[u8]) -> Result<&Header, ElfProblem> {
     Ok(header)
 }
 
+/// A word of a header: of 32 or 64 bits, as the machine has it.
+fn wide(word: impl Into<u64>) -> u64 {
+    word.into()
+}
+
 /// Checks a library and reads its metadata section.
 pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
     let header = header(bytes)?;
@@ -153,9 +158,9 @@ pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
         end => Err(ElfProblem::Truncated { part: part(), end: end.unwrap_or(u64::MAX), size }),
     };
 
-    let table = |count: u64, entry: u16| count * u64::from(entry);
-    let segments_length = table(header.e_phnum(NativeEndian).into(), header.e_phentsize(NativeEndian));
-    within(&|| "the table of segments".to_owned(), header.e_phoff(NativeEndian).into(), segments_length)?;
+    let table = |count: u16, entry: u16| u64::from(count) * u64::from(entry);
+    let segments_length = table(header.e_phnum(NativeEndian), header.e_phentsize(NativeEndian));
+    within(&|| "the table of segments".to_owned(), wide(header.e_phoff(NativeEndian)), segments_length)?;
     let segments = header.program_headers(NativeEndian, bytes).map_err(damaged)?;
     let mut loaded = 0;
     for (index, segment) in segments.iter().enumerate() {
@@ -167,7 +172,7 @@ pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
         within(&|| format!("segment {index}"), start, length)?;
         if kind == elf::PT_LOAD {
             loaded += 1;
-            if length > u64::from(segment.p_memsz(NativeEndian)) {
+            if length > wide(segment.p_memsz(NativeEndian)) {
                 return Err(ElfProblem::Damaged(format!("segment {index} is larger in the file than in memory")));
             }
         }
@@ -176,9 +181,8 @@ pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
         return Err(ElfProblem::Damaged("no segment to load".to_owned()));
     }
 
-    let start: u64 = header.e_shoff(NativeEndian).into();
-    let sections_length = table(header.e_shnum(NativeEndian).into(), header.e_shentsize(NativeEndian));
-    within(&|| "the table of sections".to_owned(), start, sections_length)?;
+    let sections_length = table(header.e_shnum(NativeEndian), header.e_shentsize(NativeEndian));
+    within(&|| "the table of sections".to_owned(), wide(header.e_shoff(NativeEndian)), sections_length)?;
     let sections = header.sections(NativeEndian, bytes).map_err(damaged)?;
     for (index, section) in sections.iter().enumerate() {
         if let Some((start, length)) = section.file_range(NativeEndian) {

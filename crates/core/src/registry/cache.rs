@@ -23,9 +23,11 @@ impl KeyHash {
     }
 }
 
+type Answer<V> = (LayerRequest, Option<Kind>, V);
+
 /// Answers by key. The whole key is compared: no field of a request can be forgotten.
 pub(super) struct Cache<V> {
-    answers: HashMap<u64, Vec<(LayerRequest, Option<Kind>, V)>, BuildHasherDefault<IdentityHasher>>,
+    answers: HashMap<u64, Vec<Answer<V>>, BuildHasherDefault<IdentityHasher>>,
 }
 
 impl<V> Default for Cache<V> {
@@ -36,7 +38,7 @@ impl<V> Default for Cache<V> {
 
 impl<V: Clone> Cache<V> {
     pub fn get(&self, hash: KeyHash, request: &LayerRequest, kind: Option<Kind>) -> Option<&V> {
-        let same = |(known, of, _): &&(LayerRequest, Option<Kind>, V)| *of == kind && known == request;
+        let same = |(known, of, _): &&Answer<V>| *of == kind && known == request;
         self.answers.get(&hash.0)?.iter().find(same).map(|(_, _, answer)| answer)
     }
 

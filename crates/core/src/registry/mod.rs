@@ -227,7 +227,10 @@ impl Registry {
             }
             Arc::clone(&state.snapshot)
         };
-        let answer = Selection::new(snapshot.select(request, kind)).map(Arc::new).map_err(|(error, _)| error);
+        let answer = match Selection::new(snapshot.select(request, kind)) {
+            Ok(selection) => Ok(Arc::new(selection)),
+            Err(explanation) => Err(resolve::error_of(&explanation)),
+        };
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         if state.snapshot.generation != snapshot.generation {
             return answer;

@@ -9,12 +9,17 @@ use super::{
 };
 use crate::{
     kind::Kind,
+    policy::{OnInvalidOverride, Origin, Policy, Sourced, Wanted},
     request::LayerRequest,
     runtime::Backend,
-    selector::{self, Explanation, SelectionError},
+    selector::{self, Candidate, Explanation, SelectionError},
     verdict::Reason,
 };
-use std::sync::{Arc, PoisonError};
+use std::{
+    borrow::Cow,
+    collections::BTreeMap,
+    sync::{Arc, PoisonError},
+};
 
 /// A backend that serves a request, and why it was chosen.
 #[derive(Clone, Debug)]
@@ -31,7 +36,7 @@ pub struct Resolved {
 pub struct RegistryError {
     /// Why, with every reason; backends that were tried and failed are among them.
     #[source]
-    pub error: SelectionError,
+    pub error: Box<SelectionError>,
     /// Everything that led to it.
     pub explanation: Arc<Explanation>,
     /// Where was searched, and what cannot be used, where that may be the cause; else empty.
@@ -68,48 +73,75 @@ impl Registry {
                 return Ok(answer.clone());
             }
         }
+        let (resolved, generation) = self.resolve(request, kind, |policy| policy)?;
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        if state.snapshot.generation != generation {
+            return Ok(resolved);
+        }
+        state.selections.replace(hash, request, kind, Ok(Arc::clone(&resolved.selection)));
+        Ok(state.resolved.keep(hash, request, kind, resolved))
+    }
+
+    /// As [`Registry::backend`], for a layer whose backend was settled elsewhere, for instance by
+    /// the plan of a whole model: this one or an error.
+    ///
+    /// # Errors
+    /// When the backend does not exist, or cannot serve the request.
+    pub fn backend_named(
+        &self,
+        name: &str,
+        request: &LayerRequest,
+        kind: Option<Kind>,
+    ) -> Result<Resolved, RegistryError> {
+        let settled = |policy: Policy| Policy {
+            backend: Some(Wanted { name: name.to_ascii_uppercase(), origin: Origin::Api }),
+            per_kind: BTreeMap::new(),
+            on_invalid_override: Sourced::new(OnInvalidOverride::Error, Origin::Api),
+            ..policy
+        };
+        self.resolve(request, kind, settled).map(|(resolved, _)| resolved)
+    }
+
+    /// Gives the generation of the answer too.
+    fn resolve(
+        &self,
+        request: &LayerRequest,
+        kind: Option<Kind>,
+        adapt: impl Fn(Policy) -> Policy,
+    ) -> Result<(Resolved, u64), RegistryError> {
         let span = tracing::debug_span!("backend", kind = kind.map(Kind::name));
         let _entered = span.enter();
         let mut tried: Vec<Tried> = Vec::new();
         loop {
             let snapshot = self.snapshot();
-            let mut explanation = select_without(&snapshot, &tried, request, kind);
+            let policy = adapt(Policy::clone(&snapshot.policy));
+            let candidates = without(&snapshot, &tried);
+            let mut explanation = selector::select(request, kind, &snapshot.device, &policy, &candidates);
             for tried in &tried {
                 let reasons = tried.reasons.join(", ");
                 explanation.warnings.push(format!("{} was chosen first and cannot be used: {reasons}", tried.name));
             }
             let selection = match Selection::new(explanation) {
                 Ok(selection) => Arc::new(selection),
-                Err((error, explanation)) => {
+                Err(explanation) => {
+                    let error = Box::new(error_of(&explanation));
                     let hints = self.hints(&error);
-                    return Err(RegistryError { error, explanation: Arc::new(explanation), hints });
+                    return Err(RegistryError { error, explanation: Arc::new(*explanation), hints });
                 }
             };
             let chosen = selection.chosen();
             let owner = &snapshot.owners[chosen.index];
-            match self.use_backend(owner, request, &snapshot) {
-                Ok(backend) => {
-                    let resolved = Resolved { backend, selection };
-                    let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-                    if state.snapshot.generation == snapshot.generation {
-                        state.selections.replace(hash, request, kind, Ok(Arc::clone(&resolved.selection)));
-                        return Ok(state.resolved.keep(hash, request, kind, resolved));
-                    }
-                    return Ok(resolved);
+            let reasons = match self.use_backend(owner, request, &snapshot) {
+                Ok(backend) => return Ok((Resolved { backend, selection }, snapshot.generation)),
+                Err(Refusal::Request(reasons)) => reasons,
+                Err(Refusal::Failure(reason)) => {
+                    self.set_aside(owner);
+                    vec![reason.into()]
                 }
-                Err(refusal) => {
-                    let name = chosen.name().to_owned();
-                    let reasons = match refusal {
-                        Refusal::Request(reasons) => reasons,
-                        Refusal::Failure(reason) => {
-                            self.set_aside(owner);
-                            vec![reason.into()]
-                        }
-                    };
-                    tracing::warn!(backend = name, ?reasons, "the chosen backend cannot be used");
-                    tried.push(Tried { owner: owner.clone(), name, reasons });
-                }
-            }
+            };
+            let name = chosen.name().to_owned();
+            tracing::warn!(backend = name, ?reasons, "the chosen backend cannot be used");
+            tried.push(Tried { owner: owner.clone(), name, reasons });
         }
     }
 
@@ -158,18 +190,23 @@ impl Registry {
     }
 }
 
-/// Selects, with what was tried in vain refused.
-fn select_without(snapshot: &Snapshot, tried: &[Tried], request: &LayerRequest, kind: Option<Kind>) -> Explanation {
-    if tried.is_empty() {
-        return snapshot.select(request, kind);
-    }
-    let mut candidates = snapshot.candidates.clone();
-    for (candidate, owner) in candidates.iter_mut().zip(&snapshot.owners) {
-        for tried in tried.iter().filter(|tried| tried.owner.is(owner)) {
-            let new = tried.reasons.iter().filter(|reason| !candidate.unavailable.contains(reason));
-            let new: Vec<Reason> = new.cloned().collect();
-            candidate.unavailable.extend(new);
+/// Why an explanation chose nothing.
+pub(super) fn error_of(explanation: &Explanation) -> SelectionError {
+    explanation.result().err().unwrap_or(SelectionError::NoBackends)
+}
+
+/// The candidates, with what was tried in vain refused.
+fn without<'a>(snapshot: &'a Snapshot, tried: &[Tried]) -> Cow<'a, [Candidate]> {
+    let mut candidates = Cow::Borrowed(snapshot.candidates.as_slice());
+    for tried in tried {
+        let Some(at) = snapshot.owners.iter().position(|owner| owner.is(&tried.owner)) else { continue };
+        let unavailable = &mut candidates.to_mut()[at].unavailable;
+        for reason in &tried.reasons {
+            // One that failed has its reason from the registry already.
+            if !unavailable.contains(reason) {
+                unavailable.push(reason.clone());
+            }
         }
     }
-    selector::select(request, kind, &snapshot.device, &snapshot.policy, &candidates)
+    candidates
 }

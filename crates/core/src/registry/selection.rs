@@ -1,6 +1,6 @@
 //! A selection that succeeded.
 
-use crate::selector::{CandidateVerdict, Explanation, SelectionError};
+use crate::selector::{CandidateVerdict, Explanation};
 
 /// A selection that succeeded, with everything that led to it.
 #[derive(Clone, Debug)]
@@ -11,10 +11,10 @@ pub struct Selection {
 
 impl Selection {
     /// Splits explanations into those that chose and those that did not.
-    pub(super) fn new(explanation: Explanation) -> Result<Self, (SelectionError, Explanation)> {
-        match (explanation.chosen, explanation.result().err()) {
-            (Some(chosen), None) => Ok(Self { explanation, chosen }),
-            (_, error) => Err((error.unwrap_or(SelectionError::NoBackends), explanation)),
+    pub(super) fn new(explanation: Explanation) -> Result<Self, Box<Explanation>> {
+        match explanation.chosen.filter(|chosen| *chosen < explanation.candidates.len()) {
+            Some(chosen) => Ok(Self { explanation, chosen }),
+            None => Err(Box::new(explanation)),
         }
     }
 
