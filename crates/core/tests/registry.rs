@@ -209,6 +209,32 @@ fn the_first_of_a_name_and_version_wins_and_the_others_are_listed() {
 }
 
 #[test]
+fn a_broken_plugin_keeps_its_place_until_it_is_removed() {
+    let plugins = Plugins::new();
+    let named = plugins.add(&manifest("steady", env!("CARGO_PKG_VERSION"), "STEADY"));
+    let registry = Registry::builder().file(&named, Origin::Api).policy(override_with("steady")).build();
+    for _ in 0..2 {
+        let error = registry.backend(&request(), None).expect_err("the linked-in one was not asked for");
+        assert!(error.to_string().contains("truncated"), "{error}");
+    }
+    let of_steady: Vec<_> = stages(&registry).into_iter().filter(|(name, _)| name.starts_with("steady")).collect();
+    assert_eq!(of_steady.iter().map(|(_, stage)| *stage).collect::<Vec<_>>(), [Stage::Failed, Stage::Shadowed]);
+
+    // A library for another machine takes no place: directories may be shared between machines.
+    let (foreign, mine) = (Plugins::new(), Plugins::new());
+    let sample = manifest("a", "1.0.0", "A");
+    let mut header = common::header();
+    header[18] ^= 0x55;
+    foreign.write(&sample.library, header);
+    foreign.add_manifest(&sample);
+    mine.add(&sample);
+    let registry = files(&foreign).directory(mine.path(), Origin::Api).build();
+    assert_eq!(stages(&registry).iter().map(|(_, stage)| *stage).collect::<Vec<_>>(), [Stage::Skipped, Stage::Found]);
+    let selection = registry.select(&request(), None).expect("the one for this machine");
+    assert_eq!(selection.chosen().source, Source::File(mine.path().join(&sample.library)));
+}
+
+#[test]
 fn one_file_under_two_names_is_one_plugin() -> std::result::Result<(), Box<dyn std::error::Error>> {
     let plugins = Plugins::new();
     let original = manifest("a", "1.0.0", "A");

@@ -134,9 +134,11 @@ impl Item {
         }
     }
 
-    fn usable(&self) -> Option<&Arc<Slot>> {
+    /// The plugin, unless it is for another machine: a broken one keeps its place, so that another
+    /// never takes it in silence.
+    fn placed(&self) -> Option<(&Arc<Slot>, Stage)> {
         match &self.content {
-            Content::Plugin { slot, stage: Stage::Found } if slot.failure().is_none() => Some(slot),
+            Content::Plugin { slot, stage } if *stage != Stage::Skipped => Some((slot, *stage)),
             _ => None,
         }
     }
@@ -153,14 +155,14 @@ pub(super) enum Standing {
     Policy(String),
 }
 
-/// Where each item stands: the first usable one of a name and version wins, and each file counts once.
+/// Where each item stands: the first of a name and version wins, and each file counts once.
 pub(super) fn standings(items: &[Item], policy: &Policy) -> Vec<Standing> {
     let mut names: HashMap<(String, semver::Version), &Item> = HashMap::new();
     let mut files: HashMap<FileId, &Item> = HashMap::new();
     let mut contents: HashMap<&str, &Item> = HashMap::new();
     let mut standings = Vec::with_capacity(items.len());
     for item in items {
-        let Some(slot) = item.usable() else {
+        let Some((slot, stage)) = item.placed() else {
             standings.push(Standing::Own);
             continue;
         };
@@ -178,7 +180,7 @@ pub(super) fn standings(items: &[Item], policy: &Policy) -> Vec<Standing> {
             first("a copy of", other)
         } else if let Some(other) = names.get(&key).filter(|_| !catalogue) {
             first(&format!("the same name and version as '{}' {} from", metadata.name, metadata.version), other)
-        } else if let Some(reason) = refused_by_policy(policy, slot) {
+        } else if let Some(reason) = refused_by_policy(policy, slot).filter(|_| stage == Stage::Found) {
             Standing::Policy(reason)
         } else {
             Standing::Own
@@ -211,6 +213,9 @@ fn refused_by_policy(policy: &Policy, slot: &Slot) -> Option<String> {
         })
     };
     refusal(&plugin).or_else(|| {
+        if matches!(slot.how, How::Bare(_)) {
+            return None;
+        }
         let reasons: Vec<_> = slot.descriptors().iter().map(|backend| refusal(&backend.name)).collect();
         // One backend that is not refused keeps the plugin.
         reasons.into_iter().collect::<Option<Vec<_>>>()?.into_iter().next()
@@ -260,10 +265,9 @@ pub(super) fn candidates(items: &[Item], standings: &[Standing]) -> (Vec<Candida
             if let Some(failure) = this.failure() {
                 unavailable.push(failure.reason.clone().into());
             }
-            // What is broken takes no name away.
-            let owner = match this.failure() {
-                None => *owners.entry(&descriptor.name).or_insert(slot),
-                Some(_) => slot,
+            let owner = match item.placed() {
+                Some(_) => *owners.entry(&descriptor.name).or_insert(slot),
+                None => slot,
             };
             if !owner.metadata.name.eq_ignore_ascii_case(&slot.metadata.name) {
                 let reason = format!(
@@ -291,7 +295,8 @@ pub(super) fn to_be_opened<'a>(items: &'a [Item], standings: &'a [Standing]) -> 
         .iter()
         .zip(standings)
         .filter(|(_, standing)| matches!(standing, Standing::Own))
-        .filter_map(|(item, _)| item.usable())
+        .filter_map(|(item, _)| item.placed())
+        .map(|(slot, _)| slot)
         .filter(|slot| matches!(slot.how, How::Bare(_)))
 }
 

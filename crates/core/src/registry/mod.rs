@@ -75,14 +75,12 @@ impl Snapshot {
         device: Arc<Device>,
         load: &LoadOptions,
     ) -> Arc<Self> {
-        let mut standings = item::standings(&items, &policy);
+        let standings = item::standings(&items, &policy);
         for slot in item::to_be_opened(&items, &standings) {
             if let Err(failure) = slot.open(load) {
                 tracing::debug!(plugin = %slot.metadata.name, reason = failure.reason, "set aside");
             }
         }
-        // What was just opened may have failed, and then another one takes its place.
-        standings = item::standings(&items, &policy);
         let (candidates, owners) = item::candidates(&items, &standings);
         Arc::new(Self { generation, items, searched, standings, candidates, owners, policy, device })
     }
