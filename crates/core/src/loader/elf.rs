@@ -9,7 +9,7 @@ use crate::{
     plugin::PluginMetadata,
 };
 use object::{
-    NativeEndian, elf,
+    NativeEndian, ReadRef, elf,
     read::elf::{FileHeader, ProgramHeader, SectionHeader},
 };
 
@@ -21,6 +21,9 @@ type Header = elf::FileHeader32<NativeEndian>;
 /// Bytes of the header that [`header_problem`] looks at.
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
+/// Bytes of a metadata section, at most.
+const MAX_METADATA_BYTES: u64 = 1 << 16;
+
 /// Why a file is not a usable library.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ElfProblem {
@@ -29,6 +32,12 @@ pub enum ElfProblem {
     TooShort {
         /// Bytes of the file.
         size: usize,
+    },
+    /// More than any library has.
+    #[error("not a library: the file has {size} bytes")]
+    TooLarge {
+        /// Bytes of the file.
+        size: u64,
     },
     /// Another sort of file.
     #[error("not a library: it starts with '{}', not with an ELF header", found.escape_ascii())]
@@ -148,20 +157,29 @@ fn wide(word: impl Into<u64>) -> u64 {
     word.into()
 }
 
-/// Checks a library and reads its metadata section.
-pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
-    let header = header(bytes)?;
+/// Checks a library and reads its metadata section. Reads the tables and the section alone.
+pub(super) fn metadata<'data>(data: impl ReadRef<'data>) -> Result<PluginMetadata, ElfProblem> {
     let damaged = |error: object::read::Error| ElfProblem::Damaged(error.to_string());
-    let size = bytes.len() as u64;
+    let unreadable = |()| ElfProblem::Damaged("the file cannot be read".to_owned());
+    let size = data.len().map_err(unreadable)?;
+    let start = data.read_bytes_at(0, size.min(HEADER_BYTES as u64)).map_err(unreadable)?;
+    let header = header(start)?;
     let within = |part: &dyn Fn() -> String, start: u64, length: u64| match start.checked_add(length) {
         Some(end) if end <= size => Ok(()),
         end => Err(ElfProblem::Truncated { part: part(), end: end.unwrap_or(u64::MAX), size }),
     };
 
+    // Counts beyond 16 bits stand elsewhere in the file; no library needs them.
+    if header.e_phnum(NativeEndian) == elf::PN_XNUM {
+        return Err(ElfProblem::Damaged("it has too many segments".to_owned()));
+    }
+    if header.e_shnum(NativeEndian) == 0 {
+        return Err(ElfProblem::NoMetadata);
+    }
     let table = |count: u16, entry: u16| u64::from(count) * u64::from(entry);
     let segments_length = table(header.e_phnum(NativeEndian), header.e_phentsize(NativeEndian));
     within(&|| "the table of segments".to_owned(), wide(header.e_phoff(NativeEndian)), segments_length)?;
-    let segments = header.program_headers(NativeEndian, bytes).map_err(damaged)?;
+    let segments = header.program_headers(NativeEndian, data).map_err(damaged)?;
     let mut loaded = 0;
     for (index, segment) in segments.iter().enumerate() {
         let kind = segment.p_type(NativeEndian);
@@ -183,7 +201,7 @@ pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
 
     let sections_length = table(header.e_shnum(NativeEndian), header.e_shentsize(NativeEndian));
     within(&|| "the table of sections".to_owned(), wide(header.e_shoff(NativeEndian)), sections_length)?;
-    let sections = header.sections(NativeEndian, bytes).map_err(damaged)?;
+    let sections = header.sections(NativeEndian, data).map_err(damaged)?;
     for (index, section) in sections.iter().enumerate() {
         if let Some((start, length)) = section.file_range(NativeEndian) {
             within(&|| format!("section {index}"), start, length)?;
@@ -192,7 +210,10 @@ pub(super) fn metadata(bytes: &[u8]) -> Result<PluginMetadata, ElfProblem> {
     let Some((_, section)) = sections.section_by_name(NativeEndian, METADATA_SECTION.as_bytes()) else {
         return Err(ElfProblem::NoMetadata);
     };
-    section_metadata(section.data(NativeEndian, bytes).map_err(damaged)?)
+    if wide(section.sh_size(NativeEndian)) > MAX_METADATA_BYTES {
+        return Err(ElfProblem::Metadata(format!("it is larger than {MAX_METADATA_BYTES} bytes")));
+    }
+    section_metadata(section.data(NativeEndian, data).map_err(damaged)?)
 }
 
 fn section_metadata(section: &[u8]) -> Result<PluginMetadata, ElfProblem> {

@@ -9,6 +9,7 @@
 
 mod elf;
 mod error;
+mod file;
 pub(crate) mod linux;
 mod open;
 
@@ -36,6 +37,5 @@ pub struct LoadOptions {
 /// # Errors
 /// When the file cannot be read, is no complete library for this machine, or has no such section.
 pub fn read_metadata(path: &Path) -> Result<PluginMetadata, LoadError> {
-    let bytes = open::read_library(path)?;
-    elf::metadata(&bytes).map_err(|problem| LoadError::Elf { path: path.to_owned(), problem })
+    file::LibraryFile::open(path, path)?.metadata()
 }

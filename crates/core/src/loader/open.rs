@@ -1,6 +1,11 @@
 //! Opening a library. The only `unsafe` of the loader.
 
-use super::{LoadOptions, elf, error::LoadError, linux};
+use super::{
+    LoadOptions,
+    error::LoadError,
+    file::LibraryFile,
+    linux::{self, FileId},
+};
 use crate::{
     abi::{ABI_GENERATION_MAX, ABI_GENERATION_MIN, BackendInterfaceV1, InterfaceGetter, PluginRootRef},
     descriptor::BackendDescriptor,
@@ -10,12 +15,7 @@ use crate::{
 };
 use abi_stable::library::{AbiHeaderRef, LibraryError, ROOT_MODULE_LOADER_NAME, ROOT_MODULE_LOADER_NAME_WITH_NUL};
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use linux::FileId;
-use sha2::{Digest, Sha256};
 use std::{
-    fmt::Write as _,
-    fs::File,
-    io::Read,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -96,16 +96,13 @@ fn open_checked(path: &Path, manifest: Option<&Manifest>, options: &LoadOptions)
     if !options.allow_writable_by_others {
         linux::check_not_writable_by_others(&real)?;
     }
+    let file = LibraryFile::open(path, &real)?;
     let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
-    let file = FileId::of(&std::fs::metadata(&real).map_err(unreadable)?);
-    let known = match opened.iter().position(|known| known.file == file) {
+    let known = match opened.iter().position(|known| known.file == file.id()) {
         Some(known) => known,
         None => {
-            let bytes = read_library(&real)?;
-            let metadata =
-                elf::metadata(&bytes).map_err(|problem| LoadError::Elf { path: path.to_owned(), problem })?;
-            let sha256 = hexadecimal(&Sha256::digest(&bytes));
-            drop(bytes);
+            let metadata = file.metadata()?;
+            let sha256 = file.sha256()?;
             check_manifest(path, manifest, &metadata, &sha256)?;
             check_generation(path, &metadata)?;
             match opened.iter().position(|known| known.sha256 == sha256) {
@@ -113,7 +110,7 @@ fn open_checked(path: &Path, manifest: Option<&Manifest>, options: &LoadOptions)
                 None => {
                     let library = dlopen(path, &real)?;
                     let outcome = start(path, library, &metadata, &sha256).map(Arc::new);
-                    opened.push(Opened { file, sha256, outcome });
+                    opened.push(Opened { file: file.id(), sha256, outcome });
                     opened.len() - 1
                 }
             }
@@ -140,28 +137,6 @@ pub fn link(plugin: &LinkedPlugin) -> Result<OpenPlugin, LoadError> {
     })?;
     check_generation(&path(), &metadata)?;
     plugin_of(&path(), metadata, plugin.interface, String::new())
-}
-
-/// The whole file. Only regular files: reading anything else might never end.
-pub(super) fn read_library(path: &Path) -> Result<Vec<u8>, LoadError> {
-    let unreadable = |reason: String| LoadError::Unreadable { path: path.to_owned(), reason };
-    let metadata = std::fs::metadata(path).map_err(|error| unreadable(error.to_string()))?;
-    if !metadata.is_file() {
-        return Err(unreadable("not a regular file".to_owned()));
-    }
-    let mut bytes = Vec::with_capacity(usize::try_from(metadata.len()).unwrap_or(0));
-    File::open(path)
-        .and_then(|mut file| file.read_to_end(&mut bytes))
-        .map_err(|error| unreadable(error.to_string()))?;
-    Ok(bytes)
-}
-
-fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        // Writing to a string cannot fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 fn check_manifest(
