@@ -383,6 +383,18 @@ fn the_first_plugin_keeps_a_backend_s_name() {
 }
 
 #[test]
+fn what_the_operator_denies_keeps_no_name_from_others() {
+    let plugins = Plugins::new();
+    plugins.add(&manifest("one", "1.0.0", "X"));
+    plugins.add(&manifest("two", "1.0.0", "X"));
+    let registry = files(&plugins).build();
+    let chosen = || registry.select(&request(), None).expect("a selection").chosen().plugin.name.clone();
+    assert_eq!(chosen(), "one");
+    registry.set_policy(Policy { deny: vec![wanted("one")], ..Policy::default() });
+    assert_eq!(chosen(), "two");
+}
+
+#[test]
 fn a_catalogue_is_selected_from_and_never_run() {
     let metadata: PluginMetadata = manifest("catalogue", "1.0.0", "PAPER").metadata();
     let candidate = Candidate {
@@ -391,7 +403,14 @@ fn a_catalogue_is_selected_from_and_never_run() {
         source: Source::Catalogue(Path::new("list.toml").into()),
         unavailable: Vec::new(),
     };
-    let registry = Registry::builder().catalogue(vec![candidate]).build();
+    let torn = Candidate {
+        descriptor: Arc::new(descriptor("TORN", -20)),
+        unavailable: vec!["torn".into()],
+        ..candidate.clone()
+    };
+    let registry = Registry::builder().catalogue(vec![candidate, torn]).build();
+    let torn = registry.candidates().into_iter().find(|candidate| candidate.name() == "TORN").expect("listed");
+    assert_eq!(torn.unavailable, ["torn"]);
     assert_eq!(registry.select(&request(), None).expect("a selection").name(), "PAPER");
     let resolved = registry.backend(&request(), None).expect("one that runs");
     assert_eq!(resolved.backend.name(), "MOODY");

@@ -137,14 +137,15 @@ fn linked_items(options: &item::Options) -> Vec<Item> {
 
 /// One item for each plugin and source, in the order in which they are first named.
 fn catalogue_items(candidates: Vec<Candidate>) -> Vec<Item> {
-    let mut groups: Vec<(Candidate, Vec<_>)> = Vec::new();
+    let mut groups: Vec<Vec<Candidate>> = Vec::new();
     for candidate in candidates {
-        let same = |first: &Candidate| first.plugin == candidate.plugin && first.source == candidate.source;
-        let descriptor = candidate.descriptor.clone();
-        match groups.iter_mut().find(|(first, _)| same(first)) {
-            Some((_, descriptors)) => descriptors.push(descriptor),
-            None => groups.push((candidate, vec![descriptor])),
+        let same = |group: &&mut Vec<Candidate>| {
+            group.first().is_some_and(|first| first.plugin == candidate.plugin && first.source == candidate.source)
+        };
+        match groups.iter_mut().find(same) {
+            Some(group) => group.push(candidate),
+            None => groups.push(vec![candidate]),
         }
     }
-    groups.into_iter().map(|(first, descriptors)| Item::catalogue(&first.plugin, first.source, descriptors)).collect()
+    groups.into_iter().filter_map(|group| Some(Item::catalogue(&group.first()?.clone(), group))).collect()
 }

@@ -5,7 +5,6 @@ use super::{
     slot::{Failure, How, Slot},
 };
 use crate::{
-    descriptor::BackendDescriptor,
     discovery::{Found, What},
     kv_cache_dtype::KvCacheDtype,
     loader::{self, check_generation, linux::FileId},
@@ -115,9 +114,10 @@ impl Item {
         Self { source: Source::Linked, manifest: None, origin: Origin::Default, file: None, sha256: None, content }
     }
 
-    /// Descriptors without kernels: those of one plugin and source.
-    pub fn catalogue(metadata: &Arc<PluginMetadata>, source: Source, backends: Vec<Arc<BackendDescriptor>>) -> Self {
-        let slot = Slot::new(Arc::clone(metadata), source.clone(), How::Catalogue(backends), Vec::new());
+    /// Descriptors without kernels: those of one plugin and source, of which there is at least one.
+    pub fn catalogue(first: &Candidate, candidates: Vec<Candidate>) -> Self {
+        let (metadata, source) = (Arc::clone(&first.plugin), first.source.clone());
+        let slot = Slot::new(metadata, source.clone(), How::Catalogue(candidates), Vec::new());
         let content = Content::Plugin { slot: Arc::new(slot), stage: Stage::Found };
         Self { source, manifest: None, origin: Origin::Api, file: None, sha256: None, content }
     }
@@ -260,14 +260,16 @@ pub(super) fn candidates(items: &[Item], standings: &[Standing]) -> (Vec<Candida
             for format in &descriptor.registers_kv_cache_dtypes {
                 KvCacheDtype::register(format);
             }
-            let mut unavailable: Vec<_> = unknown_option.iter().cloned().map(Into::into).collect();
+            let mut unavailable = slot.stated_reasons(index);
+            unavailable.extend(unknown_option.iter().cloned().map(Into::into));
             let this = Owner { slot: Arc::clone(slot), index };
             if let Some(failure) = this.failure() {
                 unavailable.push(failure.reason.clone().into());
             }
-            let owner = match item.placed() {
-                Some(_) => *owners.entry(&descriptor.name).or_insert(slot),
-                None => slot,
+            let owner = match (item.placed(), standing) {
+                (Some(_), Standing::Own) => *owners.entry(&descriptor.name).or_insert(slot),
+                // What the operator refuses, or is for another machine, keeps no name from others.
+                _ => slot,
             };
             if !owner.metadata.name.eq_ignore_ascii_case(&slot.metadata.name) {
                 let reason = format!(

@@ -8,7 +8,8 @@ use crate::{
     manifest::Manifest,
     plugin::PluginMetadata,
     runtime::Backend,
-    selector::Source,
+    selector::{Candidate, Source},
+    verdict::Reason,
 };
 use std::{
     path::PathBuf,
@@ -24,7 +25,7 @@ pub(super) enum How {
     /// From a library without a manifest.
     Bare(PathBuf),
     /// Not at all: descriptors without kernels.
-    Catalogue(Vec<Arc<BackendDescriptor>>),
+    Catalogue(Vec<Candidate>),
     /// Not at all: what it says of itself is known, and why it cannot be used.
     Broken(Vec<Arc<BackendDescriptor>>, Failure),
 }
@@ -84,7 +85,8 @@ impl Slot {
         let stated = match &how {
             How::Linked(plugin) => plugin.descriptors().to_vec(),
             How::Manifest(_, manifest) => manifest.backends.iter().cloned().map(Arc::new).collect(),
-            How::Catalogue(descriptors) | How::Broken(descriptors, _) => descriptors.clone(),
+            How::Catalogue(candidates) => candidates.iter().map(|known| Arc::clone(&known.descriptor)).collect(),
+            How::Broken(descriptors, _) => descriptors.clone(),
             How::Bare(_) => Vec::new(),
         };
         let opened = match &how {
@@ -100,6 +102,14 @@ impl Slot {
         match self.opened.get() {
             Some(Ok(plugin)) if self.stated.is_empty() => plugin.descriptors(),
             _ => &self.stated,
+        }
+    }
+
+    /// What a catalogue says against one of its backends.
+    pub fn stated_reasons(&self, index: usize) -> Vec<Reason> {
+        match &self.how {
+            How::Catalogue(candidates) => candidates[index].unavailable.clone(),
+            _ => Vec::new(),
         }
     }
 
