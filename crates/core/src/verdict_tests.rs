@@ -157,8 +157,7 @@ fn overrides_replace_parts_and_the_last_counts() {
     };
     let avx512 = Condition { device_features: vec!["avx512f".into()], ..Condition::default() };
     backend.overrides.push(fp8(&["auto", "fp8"], avx512));
-    let mut part =
-        fp8(&["auto"], Condition { use_batch_invariant: Some(true), ..Condition::default() });
+    let mut part = fp8(&["auto"], Condition { use_batch_invariant: Some(true), ..Condition::default() });
     part.add_features.insert(feature::BATCH_INVARIANCE.to_owned());
     backend.overrides.push(part);
     let mut request = LayerRequest { kv_cache_dtype: KvCacheDtype::parse("fp8").ok(), ..LayerRequest::default() };
