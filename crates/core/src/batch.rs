@@ -16,6 +16,8 @@ pub struct BatchLimits {
     pub max_query_len: usize,
     /// Tokens of one request in the cache.
     pub max_seq_len: usize,
+    /// Threads that may run the tasks of one call: what the engine's pool says.
+    pub parallelism: usize,
 }
 
 /// Whether a token sees later ones.

@@ -151,6 +151,12 @@ impl Partition {
         &self.units
     }
 
+    /// f32 values of all partial results.
+    #[must_use]
+    pub fn partial_len(&self) -> usize {
+        self.partial_len
+    }
+
     /// The most f32 values of partial results that a batch can need: it is split only when there are
     /// too few units.
     #[must_use]

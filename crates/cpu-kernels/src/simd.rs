@@ -114,7 +114,7 @@ pub(crate) trait Simd: Copy {
         // Least squares in the relative error, constrained to 1 at 0; exact coefficients would err
         // by 2e-9.
         const C: [f32; 6] =
-            [0.693_147_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_5, 0.000_153_533_53];
+            [std::f32::consts::LN_2, 0.240_226_48, 0.055_503_324, 0.009_618_437, 0.001_339_887_5, 0.000_153_533_53];
         // SAFETY: as the caller vouches.
         unsafe {
             let least = Self::splat(-126.0);

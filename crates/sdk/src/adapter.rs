@@ -402,6 +402,7 @@ unsafe extern "C" fn workspace_size(
             max_num_tokens: size_from(limits.max_num_tokens, "max_num_tokens")?,
             max_query_len: size_from(limits.max_query_len, "max_query_len")?,
             max_seq_len: size_from(limits.max_seq_len, "max_seq_len")?,
+            parallelism: size_from(limits.parallelism, "parallelism")?.max(1),
         };
         let bytes = layer.workspace_size(&limits)?;
         if out.is_null() {

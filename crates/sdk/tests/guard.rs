@@ -177,6 +177,7 @@ fn run(mode: &str) -> Result<Vec<f32>> {
         max_num_tokens: 2,
         max_query_len: 2,
         max_seq_len: 2,
+        parallelism: 1,
     })?);
     let rows = [3_f32; 16];
     let slots = [0_i64, 1];

@@ -97,6 +97,8 @@ pub struct BatchLimitsV1 {
     pub max_query_len: u64,
     /// Tokens of one request in the cache.
     pub max_seq_len: u64,
+    /// Threads that may run the tasks of one call.
+    pub parallelism: u64,
 }
 
 /// A ragged batch. Each tensor says where it lies. Pointers may be null where said.

@@ -71,6 +71,7 @@ impl Layer {
             max_num_tokens: limits.max_num_tokens as u64,
             max_query_len: limits.max_query_len as u64,
             max_seq_len: limits.max_seq_len as u64,
+            parallelism: limits.parallelism as u64,
         };
         let mut bytes = 0_u64;
         call("workspace_size", |error| {

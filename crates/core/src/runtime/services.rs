@@ -54,6 +54,13 @@ impl HostServices {
         *DEFAULT
     }
 
+    /// Threads of the engine's pool.
+    #[must_use]
+    pub fn parallelism(self) -> usize {
+        // SAFETY: the table and its context live as long as the process.
+        unsafe { (self.table.parallelism)(self.table.context) }
+    }
+
     pub(super) fn table(self) -> &'static HostServicesV1 {
         self.table
     }
@@ -198,6 +205,12 @@ impl ExecContext {
     #[must_use]
     pub fn workspace_bytes(&self) -> usize {
         self.workspace.len() * 64
+    }
+
+    /// Threads that may run the tasks of one call.
+    #[must_use]
+    pub fn parallelism(&self) -> usize {
+        self.host.parallelism()
     }
 
     /// Uses the engine's stream for the calls to come.

@@ -71,7 +71,7 @@ pub enum SelectionError {
         /// The layer's kind.
         kind: Kind,
         /// The device.
-        device: Device,
+        device: Box<Device>,
         /// Each backend with its reasons.
         refused: Vec<Refused>,
     },

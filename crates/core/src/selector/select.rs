@@ -258,7 +258,11 @@ impl Selecting<'_> {
                 .and_then(|(changes, _)| changes.into_iter().next());
             Refused { name: candidate.name().to_owned(), reasons: candidate.reasons.clone(), change }
         });
-        SelectionError::NothingSuitable { kind: self.kind, device: self.device.clone(), refused: refused.collect() }
+        SelectionError::NothingSuitable {
+            kind: self.kind,
+            device: Box::new(self.device.clone()),
+            refused: refused.collect(),
+        }
     }
 }
 
