@@ -209,6 +209,7 @@ impl Engine {
             max_num_tokens: options.max_num_tokens,
             max_query_len: options.max_num_tokens.min(max_context),
             max_seq_len: max_context,
+            parallelism: pool.threads(),
         };
         let num_blocks = |bytes: u64, block_size: usize| {
             let all = max_context.div_ceil(block_size).saturating_mul(options.max_num_requests);
@@ -313,7 +314,8 @@ impl Engine {
                 ended(FinishReason::Refused(refused));
             } else {
                 let sampler = Sampler::new(prompt.sampling, index as u64);
-                requests.insert(index, Request { prompt, sampler, stream: DecodeStream::default(), text: String::new() });
+                requests
+                    .insert(index, Request { prompt, sampler, stream: DecodeStream::default(), text: String::new() });
             }
         }
         let mut stats = Stats::default();
@@ -447,7 +449,10 @@ impl Engine {
 
 impl std::fmt::Debug for Engine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").field("model", &self.model.name).field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("Engine")
+            .field("model", &self.model.name)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
     }
 }
 

@@ -206,7 +206,9 @@ pub enum EngineError {
         error: BackendError,
     },
     /// Layers whose backends do not agree on one block size.
-    #[error("layer {first} uses blocks of {first_size} tokens and layer {second} of {second_size}: the engine keeps one block table, choose backends with a common block size")]
+    #[error(
+        "layer {first} uses blocks of {first_size} tokens and layer {second} of {second_size}: the engine keeps one block table, choose backends with a common block size"
+    )]
     BlockSizes {
         /// A layer.
         first: String,

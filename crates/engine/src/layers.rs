@@ -127,9 +127,9 @@ fn config<'a>(
     let mla = match (&layer.mla, &attention.kv_b_proj) {
         (Some(mla), projection) => {
             let rows = layer.num_heads as usize * (mla.qk_nope_head_dim + mla.v_head_dim) as usize;
-            let projection = projection.as_ref().map(|values| {
-                TensorView::from_slice(values.as_slice(), &[rows, mla.kv_lora_rank as usize])
-            });
+            let projection = projection
+                .as_ref()
+                .map(|values| TensorView::from_slice(values.as_slice(), &[rows, mla.kv_lora_rank as usize]));
             Some(MlaConfig {
                 kv_lora_rank: mla.kv_lora_rank,
                 qk_nope_head_dim: mla.qk_nope_head_dim,
@@ -175,15 +175,19 @@ fn block_size(choices: &[(LayerChoice, LayerRequest, &LayerAttention)], fixed: O
     if let Some(size) = fixed {
         return Ok(size);
     }
-    let takes = |size: u32| move |(choice, ..): &(LayerChoice, LayerRequest, &LayerAttention)| {
-        choice.backend.descriptor().capability.block_sizes.contains(size)
+    let takes = |size: u32| {
+        move |(choice, ..): &(LayerChoice, LayerRequest, &LayerAttention)| {
+            choice.backend.descriptor().capability.block_sizes.contains(size)
+        }
     };
     let exact = choices.iter().flat_map(|(choice, ..)| choice.backend.descriptor().capability.block_sizes.exact.iter());
     let found = BLOCK_SIZES.iter().chain(exact).copied().find(|size| choices.iter().all(takes(*size)));
     found.ok_or_else(|| {
         let mut lines: Vec<String> = choices
             .iter()
-            .map(|(choice, ..)| format!("{} takes {:?}", choice.backend.name(), choice.backend.descriptor().capability.block_sizes))
+            .map(|(choice, ..)| {
+                format!("{} takes {:?}", choice.backend.name(), choice.backend.descriptor().capability.block_sizes)
+            })
             .collect();
         lines.dedup();
         EngineError::Option {
@@ -342,7 +346,10 @@ pub(crate) struct StepBatch {
 
 impl StepBatch {
     /// A batch of pieces: first token, tokens, blocks of the sequence.
-    pub(crate) fn new<'a>(pieces: impl Iterator<Item = (usize, usize, &'a [BlockId])> + Clone, block_size: usize) -> Self {
+    pub(crate) fn new<'a>(
+        pieces: impl Iterator<Item = (usize, usize, &'a [BlockId])> + Clone,
+        block_size: usize,
+    ) -> Self {
         let width = pieces.clone().map(|(.., blocks)| blocks.len()).max().unwrap_or(0);
         let mut batch = Self { query_start_loc: vec![0], width, ..Self::default() };
         let mut total = 0;

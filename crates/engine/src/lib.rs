@@ -20,9 +20,7 @@ pub mod sampling;
 pub mod scheduler;
 pub mod tokenizer;
 
-pub use engine::{
-    Engine, EngineOptions, Event, FinishReason, GenerateOutput, Generation, Prompt, Stats,
-};
+pub use engine::{Engine, EngineOptions, Event, FinishReason, GenerateOutput, Generation, Prompt, Stats};
 pub use error::{EngineError, RefusedRequest, Result};
 pub use layers::{LayerChoice, LayerPlan, LayerProvider};
 pub use model::LoadedModel;

@@ -127,11 +127,6 @@ impl Rope {
         self
     }
 
-    /// Elements of a head that are rotated.
-    pub(crate) fn dims(&self) -> usize {
-        self.frequencies.len() * 2
-    }
-
     /// Cosines and sines for a batch's positions.
     pub(crate) fn table(&self, positions: &[u32]) -> RopeTable<'_> {
         let mut values = Vec::with_capacity(positions.len() * self.frequencies.len());

@@ -153,7 +153,8 @@ impl Pool {
         }
         let _turn = lock(&self.turn);
         // SAFETY: only the lifetime is changed; `Job::body` says why it is not outlived.
-        let body: *const Body = unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), *const Body>(body) };
+        let body: *const Body =
+            unsafe { std::mem::transmute::<*const (dyn Fn(usize, usize) + Sync + '_), *const Body>(body) };
         let job = Arc::new(Job {
             body,
             tasks,

@@ -96,7 +96,8 @@ mod tests {
             let mut counts = [0.0; 4];
             let draws = 20_000;
             (0..draws).for_each(|_| counts[sampler.sample(&logits) as usize] += 1.0);
-            let weights: Vec<f64> = logits.iter().map(|logit| (f64::from(*logit) / f64::from(temperature)).exp()).collect();
+            let weights: Vec<f64> =
+                logits.iter().map(|logit| (f64::from(*logit) / f64::from(temperature)).exp()).collect();
             let total: f64 = weights.iter().sum();
             for (count, weight) in counts.iter().zip(&weights) {
                 let (found, expected) = (count / f64::from(draws), weight / total);

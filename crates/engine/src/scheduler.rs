@@ -172,7 +172,11 @@ impl Scheduler {
         sequence.computed = 0;
         sequence.preemptions += 1;
         self.waiting.push_front(id);
-        tracing::debug!(sequence = id, tokens = sequence.tokens.len(), "out of blocks: the sequence waits and is computed again");
+        tracing::debug!(
+            sequence = id,
+            tokens = sequence.tokens.len(),
+            "out of blocks: the sequence waits and is computed again"
+        );
         Ok(())
     }
 
@@ -221,7 +225,7 @@ mod tests {
 
     /// A "model" whose next token depends on all tokens before: a wrong token shows at the end.
     fn next(tokens: &[u32]) -> u32 {
-        tokens.iter().fold(17, |state, token| state.wrapping_mul(31).wrapping_add(*token)) % 1000
+        tokens.iter().fold(17_u32, |state, token| state.wrapping_mul(31).wrapping_add(*token)) % 1000
     }
 
     proptest! {

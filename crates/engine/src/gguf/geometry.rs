@@ -105,7 +105,10 @@ impl Geometry {
             rope_dimensions: rope_dimensions as usize,
             rope_base: float("rope.freq_base")?,
             rope_scale: rope_scale(architecture, metadata)?,
-            sliding_window: optional("attention.sliding_window").map(|key| metadata.u32(&key)).transpose()?.filter(|w| *w > 0),
+            sliding_window: optional("attention.sliding_window")
+                .map(|key| metadata.u32(&key))
+                .transpose()?
+                .filter(|w| *w > 0),
             attn_softcap: float("attn_logit_softcapping")?,
             final_softcap: float("final_logit_softcapping")?,
         })

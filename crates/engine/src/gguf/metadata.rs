@@ -68,10 +68,9 @@ impl Metadata {
     /// An error about a key's value.
     #[must_use]
     pub fn bad_value(&self, key: &str, expected: &str) -> GgufError {
-        self.values.get(key).map_or_else(
-            || GgufError::MissingKey { key: key.to_owned() },
-            |value| bad(key, value, expected),
-        )
+        self.values
+            .get(key)
+            .map_or_else(|| GgufError::MissingKey { key: key.to_owned() }, |value| bad(key, value, expected))
     }
 
     /// A text.

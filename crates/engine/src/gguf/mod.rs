@@ -12,12 +12,12 @@ pub use metadata::Metadata;
 
 use crate::{
     error::{EngineError, GgufError, Result},
-    linear::{self, Linear},
+    linear::Linear,
     model::{gemma3, llama},
 };
 use candle_core::{
     Device,
-    quantized::{QTensor, gguf_file},
+    quantized::{GgmlDType, QTensor, gguf_file},
 };
 use std::{
     collections::BTreeSet,
@@ -49,10 +49,8 @@ impl GgufFile {
     /// When the file cannot be read or is not a whole GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         let io = |source| EngineError::Io { path: path.to_owned(), source };
-        let unreadable = |reason: String| EngineError::Gguf {
-            path: path.to_owned(),
-            source: GgufError::Unreadable { reason },
-        };
+        let unreadable =
+            |reason: String| EngineError::Gguf { path: path.to_owned(), source: GgufError::Unreadable { reason } };
         let file = File::open(path).map_err(io)?;
         let facts = file.metadata().map_err(io)?;
         if facts.is_dir() {
@@ -87,9 +85,10 @@ impl GgufFile {
     /// For a missing or another architecture.
     pub fn architecture(&self) -> Result<&'static str, GgufError> {
         let found = self.metadata.string("general.architecture")?;
-        [llama::ARCHITECTURE, gemma3::ARCHITECTURE].into_iter().find(|known| *known == found).ok_or_else(|| {
-            GgufError::Architecture { found: found.to_owned(), supported: ARCHITECTURES }
-        })
+        [llama::ARCHITECTURE, gemma3::ARCHITECTURE]
+            .into_iter()
+            .find(|known| *known == found)
+            .ok_or_else(|| GgufError::Architecture { found: found.to_owned(), supported: ARCHITECTURES })
     }
 
     /// The model's dimensions, each checked by itself.
@@ -130,9 +129,11 @@ impl GgufFile {
     pub fn vector(&mut self, name: &str, len: usize, because: &str) -> Result<Vec<f32>, GgufError> {
         let tensor = self.tensor(name, &[len], because)?;
         let fail = |reason: String| GgufError::Tensor { name: name.to_owned(), reason };
-        let data = tensor.data().map_err(|error| fail(first_line(&error)))?;
-        linear::floats(tensor.dtype(), &data)
-            .ok_or_else(|| fail(format!("format {:?} where F32, F16 or BF16 is expected", tensor.dtype())))
+        if !matches!(tensor.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) {
+            return Err(fail(format!("format {:?} where F32, F16 or BF16 is expected", tensor.dtype())));
+        }
+        let values = tensor.dequantize(&Device::Cpu).and_then(|values| values.to_vec1());
+        values.map_err(|error| fail(first_line(&error)))
     }
 
     fn tensor(&mut self, name: &str, expected: &[usize], because: &str) -> Result<QTensor, GgufError> {
@@ -150,13 +151,19 @@ impl GgufFile {
         let (block, size) = (info.ggml_dtype.block_size(), info.ggml_dtype.type_size());
         let cols = expected.last().copied().unwrap_or(1);
         if !cols.is_multiple_of(block) {
-            return Err(fail(format!("rows of {cols} values cannot be stored in {:?} blocks of {block}", info.ggml_dtype)));
+            return Err(fail(format!(
+                "rows of {cols} values cannot be stored in {:?} blocks of {block}",
+                info.ggml_dtype
+            )));
         }
         let elements = expected.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
         let bytes = elements.and_then(|count| (count / block).checked_mul(size)).map(|bytes| bytes as u64);
         let end = bytes.and_then(|bytes| self.content.tensor_data_offset.checked_add(info.offset)?.checked_add(bytes));
         if end.is_none_or(|end| end > self.length) {
-            return Err(fail(format!("it ends outside the file of {} bytes: the file is truncated, download it again", self.length)));
+            return Err(fail(format!(
+                "it ends outside the file of {} bytes: the file is truncated, download it again",
+                self.length
+            )));
         }
         self.used.insert(name.to_owned());
         self.content.tensor(&mut self.reader, name, &Device::Cpu).map_err(|error| fail(first_line(&error)))

@@ -1,6 +1,6 @@
 //! Weights in f32.
 
-use super::{Input, Rows};
+use super::{Product, for_each_element};
 use crate::pool::Pool;
 
 /// Accumulators of a dot product: one vector register or two.
@@ -35,20 +35,18 @@ fn fastest() -> Dots {
     dots_portable
 }
 
-impl Rows for Float {
+impl Product for Float {
     fn row(&self, row: usize, out: &mut [f32]) {
         out.copy_from_slice(&self.values[row * self.cols..(row + 1) * self.cols]);
     }
 
-    fn dots(&self, row: usize, input: &Input<'_>, first: usize, count: usize, out: &mut [f32]) {
-        let Input::Float(x) = input else { unreachable!("prepared by another format") };
-        let weights = &self.values[row * self.cols..(row + 1) * self.cols];
-        // SAFETY: `fastest` chose a function that this CPU can run.
-        unsafe { (self.dots)(weights, &x[first * self.cols..(first + count) * self.cols], out) };
-    }
-
-    fn prepare<'a>(&self, _pool: &Pool, x: &'a [f32], _rows: usize, _cols: usize) -> Input<'a> {
-        Input::Float(x)
+    fn multiply(&self, pool: &Pool, x: &[f32], m: usize, out: &mut [f32]) {
+        let cols = self.cols;
+        for_each_element(pool, self.values.len() / cols, m, out, &|row, first, dots| {
+            let weights = &self.values[row * cols..(row + 1) * cols];
+            // SAFETY: `fastest` chose a function that this CPU can run.
+            unsafe { (self.dots)(weights, &x[first * cols..(first + dots.len()) * cols], dots) };
+        });
     }
 }
 

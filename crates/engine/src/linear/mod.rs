@@ -6,41 +6,58 @@
 //! element is one dot product, summed in one fixed order that does not depend on the batch. So the
 //! text of a prompt does not depend on which other prompts run beside it. candle's own products do
 //! not promise that (its f32, Q6_K and AMX paths differ between one row and many) and run on its own
-//! spinning pool, hence only its file reader, its K-quant blocks and their dot products are used.
+//! spinning pool, hence only its file reader, its blocks and their dot products are used.
 
 mod blocks;
 mod float;
-mod k_quants;
 
 use crate::{
     error::GgufError,
     pool::{Pool, Shards},
 };
-use candle_core::quantized::{GgmlDType, QTensor, k_quants as candle};
-use half::{bf16, f16};
+use blocks::Blocks;
+use candle_core::{
+    Device,
+    quantized::{GgmlDType, QTensor, k_quants as candle},
+};
+use float::Float;
 
 /// Rows of activations that share one pass over a weight row.
 const ROW_TILE: usize = 32;
 /// Weight rows that one task takes at least.
 const COLUMN_GRAIN: usize = 16;
 
-/// Weight rows in one storage format.
-trait Rows: Send + Sync {
+/// A matrix in one storage format.
+trait Product: Send + Sync {
     /// Writes weight row `row` as f32.
     fn row(&self, row: usize, out: &mut [f32]);
 
-    /// The products of weight row `row` with each of `count` activation rows from `first`.
-    fn dots(&self, row: usize, input: &Input<'_>, first: usize, count: usize, out: &mut [f32]);
-
-    /// Brings activation rows into the form that `dots` reads.
-    fn prepare<'a>(&self, pool: &Pool, x: &'a [f32], rows: usize, cols: usize) -> Input<'a>;
+    /// `out[m, rows] = x[m, cols] · Wᵀ`.
+    fn multiply(&self, pool: &Pool, x: &[f32], m: usize, out: &mut [f32]);
 }
 
-/// Activation rows, ready for a format's dot products.
-enum Input<'a> {
-    Float(&'a [f32]),
-    Blocks(Vec<blocks::Activation>),
-    K(Vec<candle::BlockQ8K>),
+/// Runs `dots(weight row, first activation row, products)` over all elements of `out[m, rows]`.
+fn for_each_element(
+    pool: &Pool,
+    rows: usize,
+    m: usize,
+    out: &mut [f32],
+    dots: &(dyn Fn(usize, usize, &mut [f32]) + Sync),
+) {
+    let shards = Shards::new(out);
+    pool.run_ranges(rows, COLUMN_GRAIN, &|start, end| {
+        let mut buffer = [0.0; ROW_TILE];
+        for first in (0..m).step_by(ROW_TILE) {
+            let buffer = &mut buffer[..ROW_TILE.min(m - first)];
+            for row in start..end {
+                dots(row, first, buffer);
+                for (offset, value) in buffer.iter().enumerate() {
+                    // SAFETY: each weight row is one task's alone, so each element has one writer.
+                    unsafe { shards.write((first + offset) * rows + row, *value) };
+                }
+            }
+        }
+    });
 }
 
 /// A matrix `[rows, cols]` that maps `cols` inputs to `rows` outputs.
@@ -48,7 +65,7 @@ pub struct Linear {
     rows: usize,
     cols: usize,
     format: &'static str,
-    weights: Box<dyn Rows>,
+    weights: Box<dyn Product>,
 }
 
 impl std::fmt::Debug for Linear {
@@ -65,7 +82,7 @@ impl Linear {
     #[must_use]
     pub fn from_f32(values: Vec<f32>, rows: usize, cols: usize) -> Self {
         assert_eq!(values.len(), rows * cols, "a matrix of {rows} x {cols}");
-        Self { rows, cols, format: "F32", weights: Box::new(float::Float::new(values, cols)) }
+        Self { rows, cols, format: "F32", weights: Box::new(Float::new(values, cols)) }
     }
 
     /// A matrix from a GGUF file, in the file's own format.
@@ -76,27 +93,29 @@ impl Linear {
         let fail = |reason: String| GgufError::Tensor { name: name.to_owned(), reason };
         let (rows, cols) = tensor.shape().dims2().map_err(|error| fail(error.to_string()))?;
         let data = tensor.data().map_err(|error| fail(error.to_string()))?;
-        let (format, weights): (_, Box<dyn Rows>) = match tensor.dtype() {
-            GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16 => {
-                let values = floats(tensor.dtype(), &data).ok_or_else(|| fail("not a float format".to_owned()))?;
-                ("F32", Box::new(float::Float::new(values, cols)))
-            }
-            GgmlDType::Q4_0 => ("Q4_0", Box::new(blocks::Blocks::<blocks::Q4_0>::new(&data, cols))),
-            GgmlDType::Q4_1 => ("Q4_1", Box::new(blocks::Blocks::<blocks::Q4_1>::new(&data, cols))),
-            GgmlDType::Q5_0 => ("Q5_0", Box::new(blocks::Blocks::<blocks::Q5_0>::new(&data, cols))),
-            GgmlDType::Q5_1 => ("Q5_1", Box::new(blocks::Blocks::<blocks::Q5_1>::new(&data, cols))),
-            GgmlDType::Q8_0 => ("Q8_0", Box::new(blocks::Blocks::<blocks::Q8_0>::new(&data, cols))),
-            GgmlDType::Q2K => ("Q2_K", Box::new(k_quants::Blocks::<candle::BlockQ2K>::new(&data, cols))),
-            GgmlDType::Q3K => ("Q3_K", Box::new(k_quants::Blocks::<candle::BlockQ3K>::new(&data, cols))),
-            GgmlDType::Q4K => ("Q4_K", Box::new(k_quants::Blocks::<candle::BlockQ4K>::new(&data, cols))),
-            GgmlDType::Q5K => ("Q5_K", Box::new(k_quants::Blocks::<candle::BlockQ5K>::new(&data, cols))),
-            GgmlDType::Q6K => ("Q6_K", Box::new(k_quants::Blocks::<candle::BlockQ6K>::new(&data, cols))),
-            other => {
-                return Err(fail(format!(
-                    "format {other:?} is not supported; supported are F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K and Q6_K"
-                )));
-            }
-        };
+        macro_rules! in_blocks {
+            ($($dtype:ident $block:ident $name:literal),* $(,)?) => {
+                match tensor.dtype() {
+                    $(GgmlDType::$dtype if takes_width(GgmlDType::$dtype, cols) => {
+                        let blocks = Blocks::<candle::$block>::new(&data, rows, cols)
+                            .ok_or_else(|| fail(format!("{} bytes are not a {rows} x {cols} matrix", data.len())))?;
+                        ($name, Box::new(blocks) as Box<dyn Product>)
+                    })*
+                    GgmlDType::Q8_1 | GgmlDType::Q8K => {
+                        return Err(fail(format!("format {:?} is for activations, not for weights", tensor.dtype())));
+                    }
+                    _ => {
+                        let values = tensor.dequantize(&Device::Cpu).and_then(|all| all.flatten_all()?.to_vec1());
+                        ("F32", Box::new(Float::new(values.map_err(|error| fail(error.to_string()))?, cols)) as _)
+                    }
+                }
+            };
+        }
+        let (format, weights) = in_blocks!(
+            Q4_0 BlockQ4_0 "Q4_0", Q4_1 BlockQ4_1 "Q4_1", Q5_0 BlockQ5_0 "Q5_0", Q5_1 BlockQ5_1 "Q5_1",
+            Q8_0 BlockQ8_0 "Q8_0", Q2K BlockQ2K "Q2_K", Q3K BlockQ3K "Q3_K", Q4K BlockQ4K "Q4_K",
+            Q5K BlockQ5K "Q5_K", Q6K BlockQ6K "Q6_K",
+        );
         Ok(Self { rows, cols, format, weights })
     }
 
@@ -127,22 +146,7 @@ impl Linear {
         if m == 0 {
             return;
         }
-        let input = self.weights.prepare(pool, x, m, self.cols);
-        let (rows, shards) = (self.rows, Shards::new(out));
-        pool.run_ranges(rows, COLUMN_GRAIN, &|start, end| {
-            let mut buffer = [0.0; ROW_TILE];
-            for first in (0..m).step_by(ROW_TILE) {
-                let count = ROW_TILE.min(m - first);
-                for row in start..end {
-                    let buffer = &mut buffer[..count];
-                    self.weights.dots(row, &input, first, count, buffer);
-                    for (offset, value) in buffer.iter().enumerate() {
-                        // SAFETY: each weight row is one task's alone, so each element has one writer.
-                        unsafe { shards.write((first + offset) * rows + row, *value) };
-                    }
-                }
-            }
-        });
+        self.weights.multiply(pool, x, m, out);
     }
 
     /// Weight row `row` as f32: how an embedding is looked up.
@@ -155,13 +159,12 @@ impl Linear {
     }
 }
 
-/// The values of an unquantised format, or `None` for a quantised one.
-pub(crate) fn floats(dtype: GgmlDType, data: &[u8]) -> Option<Vec<f32>> {
+/// Whether candle's dot product takes rows of so many elements: some want an even number of blocks.
+/// What it does not take is dequantised.
+fn takes_width(dtype: GgmlDType, cols: usize) -> bool {
     match dtype {
-        GgmlDType::F32 => Some(data.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()),
-        GgmlDType::F16 => Some(data.as_chunks().0.iter().map(|bytes| f16::from_le_bytes(*bytes).to_f32()).collect()),
-        GgmlDType::BF16 => Some(data.as_chunks().0.iter().map(|bytes| bf16::from_le_bytes(*bytes).to_f32()).collect()),
-        _ => None,
+        GgmlDType::Q4_1 | GgmlDType::Q5_0 | GgmlDType::Q5_1 => cols.is_multiple_of(64),
+        _ => true,
     }
 }
 
@@ -247,7 +250,8 @@ mod tests {
                     let error = (f64::from(out[i * rows + n]) - exact).abs();
                     // Activations are rounded to 8 bits for quantised weights: 768 errors of up to
                     // 1/254 with random signs, times weights below 1.
-                    let bound = if matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) { 1e-4 } else { 0.12 };
+                    let bound =
+                        if matches!(dtype, GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16) { 1e-4 } else { 0.12 };
                     assert!(error < bound, "{dtype:?}: element ({i}, {n}) is off by {error}");
                 }
             }

@@ -84,7 +84,12 @@ impl<'a> Parts<'a> {
             head_size_v: geometry.value_length,
             sliding_window: window,
             softcap: geometry.attn_softcap,
-            ..LayerDescription::new(index, geometry.head_count[index], geometry.head_count_kv[index], geometry.key_length)
+            ..LayerDescription::new(
+                index,
+                geometry.head_count[index],
+                geometry.head_count_kv[index],
+                geometry.key_length,
+            )
         }
     }
 

@@ -21,7 +21,8 @@ use serde::Deserialize;
 use std::{path::Path, sync::Arc};
 
 const CONFIG: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-hybrid/config.json"));
-const WEIGHTS: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-hybrid/model.safetensors"));
+const WEIGHTS: &[u8] =
+    include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny-hybrid/model.safetensors"));
 
 /// `config.json`.
 #[derive(Debug, Deserialize)]

@@ -85,8 +85,8 @@ pub(super) struct Bpe {
 
 impl Bpe {
     pub(super) fn new(tokens: &[&str], merges: &[&str], name: &str) -> Result<Self> {
-        let pre = pre(name)
-            .ok_or_else(|| TokenizerError::UnsupportedPre { found: name.to_owned(), supported: SUPPORTED })?;
+        let pre =
+            pre(name).ok_or_else(|| TokenizerError::UnsupportedPre { found: name.to_owned(), supported: SUPPORTED })?;
         let vocabulary = |reason: String| TokenizerError::Vocabulary { reason };
         let mut pairs = Vec::with_capacity(merges.len());
         for merge in merges {

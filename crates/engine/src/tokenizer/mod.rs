@@ -73,7 +73,8 @@ impl Tokenizer {
     /// The byte tokenizer: token n is byte n. `bos` begins every prompt, `eos` ends a text.
     #[must_use]
     pub fn bytes(bos: u32, eos: u32) -> Self {
-        let pieces = (0..=255).map(|byte| if u32::from(byte) == bos || u32::from(byte) == eos { Vec::new() } else { vec![byte] });
+        let pieces = (0..=255)
+            .map(|byte| if u32::from(byte) == bos || u32::from(byte) == eos { Vec::new() } else { vec![byte] });
         Self {
             model: Model::Bytes,
             pieces: pieces.collect(),
@@ -126,7 +127,11 @@ impl Tokenizer {
         specials.sort_by_key(|special| std::cmp::Reverse(special.text.len()));
         let (model, pieces, add_bos, add_space_prefix) = match kind {
             "gpt2" => {
-                let pre = if metadata.has("tokenizer.ggml.pre") { metadata.string("tokenizer.ggml.pre").map_err(gguf)? } else { "default" };
+                let pre = if metadata.has("tokenizer.ggml.pre") {
+                    metadata.string("tokenizer.ggml.pre").map_err(gguf)?
+                } else {
+                    "default"
+                };
                 let merges = metadata.strings("tokenizer.ggml.merges").map_err(gguf)?;
                 let model = bpe::Bpe::new(&tokens, &merges, pre)?;
                 let pieces = tokens.iter().map(|token| bpe::bytes_of(token)).collect::<Vec<_>>();
@@ -165,11 +170,11 @@ impl Tokenizer {
         let bos = id("tokenizer.ggml.bos_token_id")?;
         let add_bos = metadata.bool_or("tokenizer.ggml.add_bos_token", add_bos).map_err(gguf)?;
         if add_bos && bos.is_none() {
-            let reason = "each text shall begin with a BOS token, and tokenizer.ggml.bos_token_id is missing".to_owned();
+            let reason =
+                "each text shall begin with a BOS token, and tokenizer.ggml.bos_token_id is missing".to_owned();
             return Err(TokenizerError::Vocabulary { reason }.into());
         }
-        let add_space_prefix =
-            metadata.bool_or("tokenizer.ggml.add_space_prefix", add_space_prefix).map_err(gguf)?;
+        let add_space_prefix = metadata.bool_or("tokenizer.ggml.add_space_prefix", add_space_prefix).map_err(gguf)?;
         Ok(Self { model, pieces, specials, bos, add_bos, add_space_prefix, end })
     }
 
@@ -312,7 +317,10 @@ mod tests {
         let metadata = metadata(vec![
             ("tokenizer.ggml.model", Value::String("llama".into())),
             ("tokenizer.ggml.tokens", texts(&tokens)),
-            ("tokenizer.ggml.token_type", Value::Array(types.into_iter().map(|sort| Value::I32(sort as i32)).collect())),
+            (
+                "tokenizer.ggml.token_type",
+                Value::Array(types.into_iter().map(|sort| Value::I32(sort as i32)).collect()),
+            ),
             ("tokenizer.ggml.scores", Value::Array(scores.into_iter().map(Value::F32).collect())),
             ("tokenizer.ggml.bos_token_id", Value::U32(2)),
             ("tokenizer.ggml.eos_token_id", Value::U32(1)),
@@ -368,7 +376,10 @@ mod tests {
             ("tokenizer.ggml.model", Value::String("gpt2".into())),
             ("tokenizer.ggml.pre", Value::String(pre.into())),
             ("tokenizer.ggml.tokens", texts(&tokens)),
-            ("tokenizer.ggml.token_type", Value::Array(types.into_iter().map(|sort| Value::I32(sort as i32)).collect())),
+            (
+                "tokenizer.ggml.token_type",
+                Value::Array(types.into_iter().map(|sort| Value::I32(sort as i32)).collect()),
+            ),
             ("tokenizer.ggml.merges", texts(&["Ġ a", "h e", "Ġ t", "Ġt he", "t h"])),
             ("tokenizer.ggml.eos_token_id", Value::U32(261)),
         ]))
