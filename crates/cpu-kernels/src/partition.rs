@@ -6,7 +6,7 @@ use crate::{mask::Mask, scratch::MAX_ROWS};
 use std::ops::Range;
 
 /// Keys of a chunk: sums start anew at each multiple, and chunks are merged in order.
-pub(crate) const CHUNK: usize = 1024;
+pub const CHUNK: usize = 1024;
 /// Units a worker should find, so that no one waits long at the end.
 const UNITS_PER_WORKER: usize = 4;
 /// Most f32 values of partial results (64 MiB): what would need more is not split.

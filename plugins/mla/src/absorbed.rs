@@ -7,7 +7,7 @@ use crate::{
     lanes::{self, Heads},
     layer::{Call, Parameters},
     plan::Request,
-    views::{Held, Part, cut, reach},
+    views::{Held, Part, Target, cut, reach},
 };
 use attache_cpu_kernels::{Output, Partition, Rows, RowsMut, Sequence};
 use attache_cpu_plugin::{Number, with_number};
@@ -30,15 +30,15 @@ pub fn heads(parameters: &Parameters) -> Heads {
 }
 
 /// f32 values of workspace that attention over latent rows needs, for sequences of at most `max_seq_len`.
-pub fn decode_len(parameters: &Parameters, max_seq_len: usize) -> usize {
-    heads(parameters).workspace_len(max_seq_len, parameters.lanes)
+pub fn decode_len(parameters: &Parameters, workers: usize, max_seq_len: usize) -> usize {
+    heads(parameters).workspace_len(max_seq_len, parameters.cut_for, workers)
 }
 
 /// Attention of absorbed queries `[tokens, num_heads, kv_lora_rank + rope]` of a whole batch.
 ///
 /// # Errors
 /// When a tensor does not fit, or the engine's pool breaks its contract.
-pub fn decode(call: &mut Call<'_, '_>, partition: &Partition, memory: &mut [f32]) -> Result<()> {
+pub fn decode(call: &Call<'_, '_>, target: &mut Target<'_>, memory: &mut [f32]) -> Result<()> {
     let parameters = call.parameters;
     let all = Part { tokens: 0..call.batch.num_tokens, heads: 0..parameters.dimensions.num_heads };
     let sequences: Vec<Sequence<'_>> = call
@@ -52,20 +52,16 @@ pub fn decode(call: &mut Call<'_, '_>, partition: &Partition, memory: &mut [f32]
             first_row: 0,
         })
         .collect();
-    let output = Output {
-        out: all.output(&mut call.out)?,
-        lse: call.lse.as_mut().map(|lse| all.lse(lse)).transpose()?,
-    };
     let parts = lanes::Attend {
         q: all.queries(&call.q)?,
         k: call.cache,
         v: call.cache.shortened(parameters.dimensions.kv_lora_rank),
         sinks: &parameters.sinks,
         sequences: &sequences,
-        partition,
-        output,
+        partition: &call.partition,
+        output: target.output(&all)?,
     };
-    lanes::attend(call.context, parameters, parts, memory)
+    lanes::attend(call, parts, memory)
 }
 
 /// Tokens of a block that is projected at once.
@@ -79,16 +75,16 @@ fn lane_len(parameters: &Parameters) -> usize {
     TILE * (dimensions.qk_nope_head_dim + dimensions.kv_lora_rank)
 }
 
-fn work_len(parameters: &Parameters, max_seq_len: usize) -> usize {
-    decode_len(parameters, max_seq_len).max(parameters.lanes * lane_len(parameters))
+fn work_len(parameters: &Parameters, workers: usize, max_seq_len: usize) -> usize {
+    decode_len(parameters, workers, max_seq_len).max(workers.saturating_mul(lane_len(parameters)))
 }
 
 /// f32 values of workspace that [`forward`] needs for at most so many tokens.
-pub fn forward_len(parameters: &Parameters, max_num_tokens: usize, max_seq_len: usize) -> usize {
+pub fn forward_len(parameters: &Parameters, workers: usize, max_num_tokens: usize, max_seq_len: usize) -> usize {
     let dimensions = &parameters.dimensions;
     let rows = block_tokens(parameters).min(max_num_tokens).saturating_mul(dimensions.num_heads);
     let row = dimensions.row() + dimensions.kv_lora_rank + dimensions.v_head_dim + 1;
-    work_len(parameters, max_seq_len).saturating_add(rows.saturating_mul(row))
+    work_len(parameters, workers, max_seq_len).saturating_add(rows.saturating_mul(row))
 }
 
 /// Query tokens of a request that are computed in one block.
@@ -134,35 +130,30 @@ fn blocks<'a>(requests: &[&'a Request], limit: usize) -> Vec<Vec<Piece<'a>>> {
 ///
 /// # Errors
 /// When a tensor does not fit, or the engine's pool breaks its contract.
-pub fn forward(
-    call: &mut Call<'_, '_>,
-    requests: &[&Request],
-    partition: &Partition,
-    memory: &mut [f32],
-) -> Result<()> {
+pub fn forward(call: &Call<'_, '_>, target: &mut Target<'_>, requests: &[&Request], memory: &mut [f32]) -> Result<()> {
     let limit = block_tokens(call.parameters);
     let batch = call.batch;
     // All of a batch at once: the plan has cut it already.
-    let (blocks, partition) = if requests.iter().map(|r| r.tokens.len()).sum::<usize>() == batch.num_tokens
-        && batch.num_tokens <= limit
-    {
-        let whole = |request| Piece { request, tokens: 0..request.tokens.len() };
-        (vec![batch.requests.iter().map(whole).collect()], Some(partition))
-    } else {
-        (blocks(requests, limit), None)
-    };
+    let (blocks, partition) =
+        if requests.iter().map(|r| r.tokens.len()).sum::<usize>() == batch.num_tokens && batch.num_tokens <= limit {
+            let whole = |request| Piece { request, tokens: 0..request.tokens.len() };
+            (vec![batch.requests.iter().map(whole).collect()], Some(&*call.partition))
+        } else {
+            (blocks(requests, limit), None)
+        };
     for block in blocks {
         if call.parameters.uses_pairs {
-            run::<bf16>(call, &block, partition, memory)?;
+            run::<bf16>(call, target, &block, partition, memory)?;
         } else {
-            run::<f32>(call, &block, partition, memory)?;
+            run::<f32>(call, target, &block, partition, memory)?;
         }
     }
     Ok(())
 }
 
 fn run<H: Held>(
-    call: &mut Call<'_, '_>,
+    call: &Call<'_, '_>,
+    target: &mut Target<'_>,
     block: &[Piece<'_>],
     partition: Option<&Partition>,
     mut memory: &mut [f32],
@@ -174,7 +165,7 @@ fn run<H: Held>(
     let count: usize = block.iter().map(|piece| piece.tokens.len()).sum();
     let max_seq_len = block.iter().map(|piece| piece.request.seq_len).max().unwrap_or(0);
     let memory = &mut memory;
-    let work = cut(memory, work_len(parameters, max_seq_len))?;
+    let work = cut(memory, work_len(parameters, call.workers, max_seq_len))?;
     let latent_q = &mut H::buffer(cut(memory, num_heads * count * row)?)[..num_heads * count * row];
     let latent_out = cut(memory, num_heads * count * rank)?;
     let projected = cut(memory, num_heads * count * value)?;
@@ -184,7 +175,7 @@ fn run<H: Held>(
     let q = call.q;
     let lane = lane_len(parameters);
     let by_head = latent_q.chunks_exact_mut(count * row).zip(&weights.heads).enumerate();
-    lanes::each(call.context, work, parameters.lanes, lane, by_head, |(head, (rows, weights)), memory| {
+    lanes::each(call, work, lane, by_head, |(head, (rows, weights)), memory| {
         let (x, y) = memory.split_at_mut(TILE * dimensions.qk_nope_head_dim);
         for (tokens, rows) in tokens.chunks(TILE).zip(rows.chunks_mut(TILE * row)) {
             read_queries(&q, head, tokens, dimensions.qk_nope_head_dim, x, rows, row)?;
@@ -213,7 +204,13 @@ fn run<H: Held>(
         .collect();
     let heads = heads(parameters);
     let partition = partition.map_or_else(
-        || Cow::Owned(Partition::new(sequences.iter().map(|sequence| sequence.shape), heads.shape(), parameters.lanes)),
+        || {
+            Cow::Owned(Partition::new(
+                sequences.iter().map(|sequence| sequence.shape),
+                heads.shape(),
+                parameters.cut_for,
+            ))
+        },
         Cow::Borrowed,
     );
     let parts = lanes::Attend {
@@ -228,13 +225,24 @@ fn run<H: Held>(
             lse: Some(RowsMut::f32(lse, [count, num_heads], [1, count], 1).map_err(reach)?),
         },
     };
-    lanes::attend(call.context, parameters, parts, work)?;
+    lanes::attend(call, parts, work)?;
 
-    let by_head = latent_out.chunks_exact(count * rank).zip(projected.chunks_exact_mut(count * value)).zip(&weights.heads);
-    lanes::each(call.context, work, parameters.lanes, 0, by_head, |((from, to), weights), _| {
+    let by_head =
+        latent_out.chunks_exact(count * rank).zip(projected.chunks_exact_mut(count * value)).zip(&weights.heads);
+    lanes::each(call, work, 0, by_head, |((from, to), weights), _| {
         weights.values.multiply(parameters.settings.isa, count, (from, rank), (to, value))
     })?;
-    write(call, block, count, projected, lse)
+    let mut start = 0;
+    for piece in block {
+        let len = piece.tokens.len();
+        for head in 0..num_heads {
+            let part = Part { tokens: piece.batch_tokens(), heads: head..head + 1 };
+            let first = head * count + start;
+            target.write(&part, &projected[first * value..(first + len) * value], &lse[first..first + len])?;
+        }
+        start += len;
+    }
+    Ok(())
 }
 
 /// Reads the parts without rotary position of one head's queries as f32 `[tokens][nope]`, and copies
@@ -259,24 +267,4 @@ fn read_queries<H: Held>(
         }
         Ok(())
     })
-}
-
-/// Writes `[num_heads][count][size]` rows of a block to where its tokens lie in the batch.
-fn write(call: &mut Call<'_, '_>, block: &[Piece<'_>], count: usize, rows: &[f32], lse: &[f32]) -> Result<()> {
-    let num_heads = call.parameters.dimensions.num_heads;
-    let size = call.parameters.dimensions.v_head_dim;
-    let mut start = 0;
-    for piece in block {
-        let len = piece.tokens.len();
-        for head in 0..num_heads {
-            let part = Part { tokens: piece.batch_tokens(), heads: head..head + 1 };
-            let first = head * count + start;
-            part.write(&rows[first * size..(first + len) * size], &mut call.out)?;
-            if let Some(to) = &mut call.lse {
-                part.write_lse(&lse[first..first + len], to)?;
-            }
-        }
-        start += len;
-    }
-    Ok(())
 }

@@ -130,13 +130,8 @@ impl Rule {
 mod tests {
     use super::*;
 
-    const DEEPSEEK: Dimensions = Dimensions {
-        num_heads: 16,
-        kv_lora_rank: 512,
-        qk_rope_head_dim: 64,
-        qk_nope_head_dim: 128,
-        v_head_dim: 128,
-    };
+    const DEEPSEEK: Dimensions =
+        Dimensions { num_heads: 16, kv_lora_rank: 512, qk_rope_head_dim: 64, qk_nope_head_dim: 128, v_head_dim: 128 };
 
     fn request(queries: usize, seq_len: usize) -> Request {
         Request { tokens: 0..queries, seq_len, blocks: 0..0, causal: true }
@@ -145,9 +140,12 @@ mod tests {
     #[test]
     fn decoding_is_absorbed_and_a_prompt_is_expanded_unless_a_rule_says_otherwise() {
         let rule = Rule::new(Path::Auto, false);
-        for (queries, seq_len, expected) in
-            [(1, 4096, Form::Absorbed), (4, 4096, Form::Absorbed), (2048, 2048, Form::Expanded), (512, 8192, Form::Expanded)]
-        {
+        for (queries, seq_len, expected) in [
+            (1, 4096, Form::Absorbed),
+            (4, 4096, Form::Absorbed),
+            (2048, 2048, Form::Expanded),
+            (512, 8192, Form::Expanded),
+        ] {
             let request = request(queries, seq_len);
             assert_eq!(rule.form(&DEEPSEEK, &request, Window(None)), expected, "{queries} of {seq_len}");
             assert_eq!(Rule::new(Path::Auto, true).form(&DEEPSEEK, &request, Window(None)), Form::Absorbed);

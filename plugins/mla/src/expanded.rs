@@ -10,9 +10,9 @@ use crate::{
     layer::{Call, Parameters},
     merge::Merged,
     plan::Request,
-    views::{Held, Part, cut, reach},
+    views::{Held, Part, Target, cut, reach},
 };
-use attache_cpu_kernels::{Output, Partition, RowsMut, Sequence, partition::RequestShape};
+use attache_cpu_kernels::{Output, Partition, RowsMut, Sequence};
 use attache_sdk::prelude::*;
 use half::bf16;
 use std::ops::Range;
@@ -23,19 +23,20 @@ fn heads(parameters: &Parameters, count: usize) -> Heads {
 }
 
 /// f32 values that lanes work in.
-fn work_len(parameters: &Parameters) -> usize {
+fn work_len(parameters: &Parameters, workers: usize) -> usize {
     // More heads mean more units, not more partial results.
-    let attend = heads(parameters, 1).workspace_len(parameters.settings.workspace_tokens, parameters.lanes);
-    attend.max(parameters.lanes * keys::lane_len(parameters))
+    let max_keys = parameters.settings.workspace_tokens;
+    let attend = heads(parameters, 1).workspace_len(max_keys, parameters.cut_for, workers);
+    attend.max(workers.saturating_mul(keys::lane_len(parameters)))
 }
 
 /// f32 values of workspace that [`forward`] needs at most.
-pub fn forward_len(parameters: &Parameters, max_query_len: usize, max_seq_len: usize) -> usize {
+pub fn forward_len(parameters: &Parameters, workers: usize, max_query_len: usize, max_seq_len: usize) -> usize {
     let limit = parameters.settings.workspace_tokens;
     // Results so far and those of a chunk, each with its LSE.
     let merged = if max_seq_len > limit { max_query_len } else { 0 };
-    work_len(parameters)
-        .saturating_add(Expanded::len(parameters, limit))
+    work_len(parameters, workers)
+        .saturating_add(keys::held_len(parameters, limit))
         .saturating_add(merged.saturating_mul(2 * (parameters.dimensions.v_head_dim + 1)))
 }
 
@@ -82,42 +83,54 @@ fn seen_keys(request: &Request, tokens: Range<usize>, chunk: usize, parameters: 
 ///
 /// # Errors
 /// When a tensor does not fit, or the engine's pool breaks its contract.
-pub fn forward(call: &mut Call<'_, '_>, requests: &[&Request], memory: &mut [f32]) -> Result<()> {
-    if call.parameters.uses_pairs { run::<bf16>(call, requests, memory) } else { run::<f32>(call, requests, memory) }
+pub fn forward(call: &Call<'_, '_>, target: &mut Target<'_>, requests: &[&Request], memory: &mut [f32]) -> Result<()> {
+    if call.parameters.uses_pairs {
+        run::<bf16>(call, target, requests, memory)
+    } else {
+        run::<f32>(call, target, requests, memory)
+    }
 }
 
-fn run<H: Held>(call: &mut Call<'_, '_>, requests: &[&Request], mut memory: &mut [f32]) -> Result<()> {
+fn run<H: Held>(
+    call: &Call<'_, '_>,
+    target: &mut Target<'_>,
+    requests: &[&Request],
+    mut memory: &mut [f32],
+) -> Result<()> {
     let parameters = call.parameters;
     let limit = parameters.settings.workspace_tokens;
     let memory = &mut memory;
-    let work = cut(memory, work_len(parameters))?;
-    let held = H::buffer(cut(memory, Expanded::len(parameters, limit))?);
+    let work = cut(memory, work_len(parameters, call.workers))?;
+    let held = H::buffer(cut(memory, keys::held_len(parameters, limit))?);
     let mut step: Vec<(&Request, Keys)> = Vec::new();
     for request in requests {
         let runs = runs(request, parameters);
         let chunk = match runs.as_slice() {
             [] => continue,
             [only] if only.chunks.len() <= 1 => only.chunks.start,
-            all if all.iter().all(|run| run.chunks.len() <= 1 && run.chunks.start == all[0].chunks.start) => all[0].chunks.start,
+            all if all.iter().all(|run| run.chunks.len() <= 1 && run.chunks.start == all[0].chunks.start) => {
+                all[0].chunks.start
+            }
             all => {
-                long(call, request, all, work, held, memory)?;
+                long(call, target, request, all, work, held, memory)?;
                 continue;
             }
         };
         let keys = seen_keys(request, 0..request.tokens.len(), chunk, parameters);
         let room = limit - step.iter().map(|(_, keys)| keys.rows()).sum::<usize>();
         if keys.rows() > room {
-            whole(call, &std::mem::take(&mut step), work, held)?;
+            whole(call, target, &std::mem::take(&mut step), work, held)?;
         }
         step.push((request, keys));
     }
-    whole(call, &step, work, held)
+    whole(call, target, &step, work, held)
 }
 
 /// Requests each of which sees one chunk: keys of as many heads as there is room for, and all
 /// requests at once.
 fn whole<H: Held>(
-    call: &mut Call<'_, '_>,
+    call: &Call<'_, '_>,
+    target: &mut Target<'_>,
     requests: &[(&Request, Keys)],
     work: &mut [f32],
     held: &mut [H],
@@ -146,18 +159,16 @@ fn whole<H: Held>(
     for first in (0..num_heads).step_by(at_once) {
         let part = Part { tokens: 0..call.batch.num_tokens, heads: first..(first + at_once).min(num_heads) };
         let expanded = Expanded::make(call, requests, part.heads.clone(), work, held)?;
-        let output = Output {
-            out: part.output(&mut call.out)?,
-            lse: call.lse.as_mut().map(|lse| part.lse(lse)).transpose()?,
-        };
-        attend(call.context, parameters, &call.q, &part, &expanded, true, &sequences, output, work)?;
+        let output = target.output(&part)?;
+        attend(call, &part, &expanded, Some(&parameters.sinks), &sequences, output, work)?;
     }
     Ok(())
 }
 
 /// A request that sees several chunks: head by head, chunk by chunk.
 fn long<H: Held>(
-    call: &mut Call<'_, '_>,
+    call: &Call<'_, '_>,
+    target: &mut Target<'_>,
     request: &Request,
     runs: &[Run],
     work: &mut [f32],
@@ -193,11 +204,8 @@ fn long<H: Held>(
             };
             let sequences: Vec<_> = runs.iter().filter(alone).map(sequence).collect();
             if !sequences.is_empty() {
-                let output = Output {
-                    out: part.output(&mut call.out)?,
-                    lse: call.lse.as_mut().map(|lse| part.lse(lse)).transpose()?,
-                };
-                attend(call.context, parameters, &call.q, &part, &expanded, true, &sequences, output, work)?;
+                let output = target.output(&part)?;
+                attend(call, &part, &expanded, Some(&parameters.sinks), &sequences, output, work)?;
             }
             let among = |run: &&Run| run.chunks.len() > 1 && run.chunks.contains(&chunk);
             let sequences: Vec<_> = runs.iter().filter(among).map(sequence).collect();
@@ -208,7 +216,7 @@ fn long<H: Held>(
                 out: RowsMut::f32(part_out, [rows, 1], [size, 0], size).map_err(reach)?,
                 lse: Some(RowsMut::f32(part_lse, [rows, 1], [1, 0], 1).map_err(reach)?),
             };
-            attend(call.context, parameters, &call.q, &part, &expanded, false, &sequences, output, work)?;
+            attend(call, &part, &expanded, None, &sequences, output, work)?;
             for row in runs.iter().filter(among).flat_map(|run| run.tokens.clone()) {
                 merged.add(row, &part_out[row * size..][..size], part_lse[row]);
             }
@@ -219,32 +227,28 @@ fn long<H: Held>(
             }
             let first = request.tokens.start;
             let to = Part { tokens: first + run.tokens.start..first + run.tokens.end, heads: head..head + 1 };
-            to.write(&merged.out[run.tokens.start * size..run.tokens.end * size], &mut call.out)?;
-            if let Some(lse) = &mut call.lse {
-                to.write_lse(&merged.lse[run.tokens.clone()], lse)?;
-            }
+            let out = &merged.out[run.tokens.start * size..run.tokens.end * size];
+            target.write(&to, out, &merged.lse[run.tokens.clone()])?;
         }
     }
     Ok(())
 }
 
-/// Attention of a part of q over expanded keys.
-#[expect(clippy::too_many_arguments, reason = "one call of the kernels, spelled out")]
+/// Attention of a part of q over expanded keys; `sinks` are those of all heads.
 fn attend<H: Held>(
-    context: &ExecContext<'_>,
-    parameters: &Parameters,
-    q: &TensorView<'_>,
+    call: &Call<'_, '_>,
     part: &Part,
     expanded: &Expanded<'_, H>,
-    with_sinks: bool,
+    sinks: Option<&[f32]>,
     sequences: &[Sequence<'_>],
     output: Output<'_>,
     work: &mut [f32],
 ) -> Result<()> {
-    let shapes: Vec<RequestShape<'_>> = sequences.iter().map(|sequence| sequence.shape).collect();
-    let partition = Partition::new(shapes, heads(parameters, part.heads.len()).shape(), parameters.lanes);
-    let sinks = parameters.sinks.get(part.heads.clone()).filter(|_| with_sinks).unwrap_or(&[]);
+    let parameters = call.parameters;
+    let shapes = sequences.iter().map(|sequence| sequence.shape);
+    let partition = Partition::new(shapes, heads(parameters, part.heads.len()).shape(), parameters.cut_for);
+    let sinks = sinks.and_then(|all| all.get(part.heads.clone())).unwrap_or(&[]);
     let (k, v) = expanded.rows()?;
-    let call = lanes::Attend { q: part.queries(q)?, k, v, sinks, sequences, partition: &partition, output };
-    lanes::attend(context, parameters, call, work)
+    let attend = lanes::Attend { q: part.queries(&call.q)?, k, v, sinks, sequences, partition: &partition, output };
+    lanes::attend(call, attend, work)
 }

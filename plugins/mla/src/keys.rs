@@ -3,12 +3,12 @@
 //! Owns their layout. Must not know attention.
 
 use crate::{
-    layer::{Call, Parameters},
     lanes,
+    layer::{Call, Parameters},
     plan::Request,
     views::{Held, reach},
 };
-use attache_cpu_kernels::{Rows, partition::{CHUNK, RequestShape}};
+use attache_cpu_kernels::{RequestShape, Rows, partition::CHUNK};
 use attache_cpu_plugin::{Number, with_number};
 use attache_sdk::prelude::*;
 use std::ops::Range;
@@ -20,6 +20,11 @@ const TILE: usize = 64;
 pub fn lane_len(parameters: &Parameters) -> usize {
     let dimensions = &parameters.dimensions;
     TILE * (dimensions.kv_lora_rank + dimensions.qk_nope_head_dim.max(dimensions.v_head_dim))
+}
+
+/// f32 values that hold the keys and values of so many tokens, those of each head counted.
+pub fn held_len(parameters: &Parameters, tokens: usize) -> usize {
+    tokens.saturating_mul(parameters.dimensions.qk_head_dim() + parameters.dimensions.v_head_dim)
 }
 
 /// Positions of a request whose keys are expanded.
@@ -110,7 +115,7 @@ impl<'a, H: Held> Expanded<'a, H> {
             }
         }
         let (batch, latent) = (call.batch, call.latent);
-        lanes::each(call.context, work, parameters.lanes, lane_len(parameters), tiles.into_iter(), |tile, memory| {
+        lanes::each(call, work, lane_len(parameters), tiles.into_iter(), |tile, memory| {
             expand(parameters, batch.blocks(tile.request), &latent, heads.clone(), tile, memory)
         })?;
         Ok(Self { keys, values, rows, heads: heads.len(), sizes })
@@ -122,17 +127,10 @@ impl<'a, H: Held> Expanded<'a, H> {
     /// When they reach outside their buffers.
     pub fn rows(&self) -> Result<(Rows<'_>, Rows<'_>)> {
         let rows = |values, size| {
-            Rows::new(H::elements(values), [1, self.rows, self.heads], [0, self.heads * size, size], size).map_err(reach)
+            Rows::new(H::elements(values), [1, self.rows, self.heads], [0, self.heads * size, size], size)
+                .map_err(reach)
         };
         Ok((rows(self.keys, self.sizes[0])?, rows(self.values, self.sizes[1])?))
-    }
-}
-
-impl Expanded<'_, f32> {
-    /// f32 values that hold the keys and values of so many tokens and heads.
-    pub fn len(parameters: &Parameters, tokens: usize) -> usize {
-        let dimensions = &parameters.dimensions;
-        tokens.saturating_mul(dimensions.qk_head_dim() + dimensions.v_head_dim)
     }
 }
 

@@ -1,47 +1,38 @@
 //! Work on the engine's threads, with memory for each of them.
 //!
-//! A lane is a piece of the workspace and whoever works in it. There are never more lanes than
-//! memory was reserved for, however many workers the engine has. Must not know what the work is.
+//! Must not know what the work is.
 
-use crate::{layer::Parameters, views::cut};
-use attache_cpu_kernels::{
-    Attention, Output, Partition, Rows, Sequence,
-    attention::{Parts, workspace_len},
-    partition::HeadShape,
-};
+use crate::{layer::Call, views::cut};
+use attache_cpu_kernels::{Attention, HeadShape, Output, Partition, Parts, Rows, Sequence, workspace_len};
 use attache_cpu_plugin::call_error;
 use attache_sdk::prelude::*;
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::{Mutex, PoisonError};
 
-/// Runs `function` once for each piece, on at most `lanes` threads; each call has `lane_len` values
-/// of `memory` for itself.
+/// Runs `function` once for each piece, on the engine's threads; each call has `lane_len` values of
+/// `memory` for itself.
 ///
 /// # Errors
-/// The first error of a piece.
+/// The first error of a piece; when `memory` is too small.
 pub fn each<T: Send>(
-    context: &ExecContext<'_>,
+    call: &Call<'_, '_>,
     mut memory: &mut [f32],
-    lanes: usize,
     lane_len: usize,
     pieces: impl Iterator<Item = T>,
     function: impl Fn(T, &mut [f32]) -> Result<()> + Sync,
 ) -> Result<()> {
     let pieces: Vec<Mutex<Option<T>>> = pieces.map(|piece| Mutex::new(Some(piece))).collect();
-    let lanes = lanes.min(context.parallelism()).min(pieces.len());
     let memory = &mut memory;
-    let memory: Vec<_> = (0..lanes).map(|_| cut(memory, lane_len).map(Mutex::new)).collect::<Result<_>>()?;
-    let next = AtomicUsize::new(0);
-    context.parallel_for(lanes, |lane, _worker| {
-        let mut memory = memory[lane].lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some(piece) = pieces.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(piece) = piece.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                function(piece, &mut memory)?;
-            }
-        }
-        Ok(())
+    let lanes: Vec<_> = (0..call.workers).map(|_| cut(memory, lane_len).map(Mutex::new)).collect::<Result<_>>()?;
+    call.context.parallel_for(pieces.len(), |task, worker| {
+        let (Some(piece), Some(lane)) = (pieces.get(task), lanes.get(worker)) else {
+            return Err(BackendError::new(
+                ErrorCode::Internal,
+                format!("the engine's pool runs task {task} as worker {worker}; there are {} workers", lanes.len()),
+            ));
+        };
+        let mut lane = lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let piece = piece.lock().unwrap_or_else(PoisonError::into_inner).take();
+        piece.map_or(Ok(()), |piece| function(piece, &mut lane))
     })
 }
 
@@ -64,10 +55,11 @@ impl Heads {
         HeadShape { num_kv_heads: self.kv_heads, group: self.group, head_size_v: self.head_size_v }
     }
 
-    /// f32 values of workspace that a call can need, over at most `max_keys` keys a sequence.
-    pub fn workspace_len(&self, max_keys: usize, lanes: usize) -> usize {
-        let partial_len = Partition::max_partial_len(self.shape(), max_keys, lanes);
-        workspace_len(self.head_size, self.head_size_v, lanes, partial_len)
+    /// f32 values of workspace that a call can need, over at most `max_keys` keys a sequence: cut
+    /// for `cut_for` threads, run by `workers`.
+    pub fn workspace_len(&self, max_keys: usize, cut_for: usize, workers: usize) -> usize {
+        let partial_len = Partition::max_partial_len(self.shape(), max_keys, cut_for);
+        workspace_len(self.head_size, self.head_size_v, workers, partial_len)
     }
 }
 
@@ -93,36 +85,26 @@ pub struct Attend<'a> {
 ///
 /// # Errors
 /// When parts contradict each other, or the engine's pool breaks its contract.
-pub fn attend(context: &ExecContext<'_>, parameters: &Parameters, call: Attend<'_>, memory: &mut [f32]) -> Result<()> {
-    let Attend { q, k, v, sinks, sequences, partition, output } = call;
-    let lanes = parameters.lanes;
+pub fn attend(call: &Call<'_, '_>, attend: Attend<'_>, memory: &mut [f32]) -> Result<()> {
+    let Attend { q, k, v, sinks, sequences, partition, output } = attend;
     let parts = Parts {
-        isa: parameters.settings.isa,
+        isa: call.parameters.settings.isa,
         q,
         k,
         v,
-        scale: parameters.scale,
-        softcap: parameters.softcap,
+        scale: call.parameters.scale,
+        softcap: call.parameters.softcap,
         alibi_slopes: &[],
         sinks,
         sequences,
         partition,
         output,
     };
-    let call = Attention::new(parts, memory, lanes).map_err(|error| call_error(&error))?;
-    let lanes = lanes.min(context.parallelism());
-    for (tasks, is_merge) in [(call.num_units(), false), (call.num_merges(), true)] {
-        let next = AtomicUsize::new(0);
-        context.parallel_for(lanes.min(tasks), |lane, _worker| {
-            loop {
-                let task = next.fetch_add(1, Ordering::Relaxed);
-                if task >= tasks {
-                    return Ok(());
-                }
-                let done = if is_merge { call.merge(task, lane) } else { call.unit(task, lane) };
-                done.map_err(|error| call_error(&error))?;
-            }
-        })?;
-    }
-    Ok(())
+    let attention = Attention::new(parts, memory, call.workers).map_err(|error| call_error(&error))?;
+    call.context.parallel_for(attention.num_units(), |unit, worker| {
+        attention.unit(unit, worker).map_err(|error| call_error(&error))
+    })?;
+    call.context.parallel_for(attention.num_merges(), |unit, worker| {
+        attention.merge(unit, worker).map_err(|error| call_error(&error))
+    })
 }

@@ -8,6 +8,7 @@ use crate::{
     expanded,
     options::Settings,
     plan::{Batch, MlaPlan, PlanShape, Request},
+    views::Target,
     weights::Weights,
 };
 use attache_cpu_kernels::{Partition, Rows};
@@ -25,8 +26,8 @@ pub struct Parameters {
     pub window: Window,
     /// One a head, or empty.
     pub sinks: Vec<f32>,
-    /// Threads that memory is reserved for.
-    pub lanes: usize,
+    /// Threads that work is cut for; any number may run it.
+    pub cut_for: usize,
     /// Projected rows are held in bf16, because the kernels have dot products of it.
     pub uses_pairs: bool,
     weights: Option<Weights>,
@@ -48,6 +49,8 @@ impl Parameters {
 pub struct Call<'a, 'c> {
     pub parameters: &'a Parameters,
     pub context: &'a ExecContext<'c>,
+    /// Threads that may run it.
+    pub workers: usize,
     pub batch: &'a Batch,
     /// `[tokens, num_heads, …]`; at least one token.
     pub q: TensorView<'a>,
@@ -55,10 +58,8 @@ pub struct Call<'a, 'c> {
     pub cache: Rows<'a>,
     /// The cache.
     pub latent: TensorView<'a>,
-    /// `[tokens, num_heads, …]`.
-    pub out: TensorViewMut<'a>,
-    /// `[num_heads, tokens]`.
-    pub lse: Option<TensorViewMut<'a>>,
+    /// How attention of all tokens over the latent rows is cut.
+    pub partition: Cow<'a, Partition>,
 }
 
 /// An MLA layer.
@@ -91,7 +92,7 @@ impl MlaLayer {
             softcap: config.softcap,
             window: Window(u64::try_from(config.sliding_window).ok().filter(|window| *window > 0)),
             sinks: config.sinks.clone(),
-            lanes: std::thread::available_parallelism().map_or(1, usize::from),
+            cut_for: std::thread::available_parallelism().map_or(1, usize::from),
             uses_pairs: is_bf16 && settings.isa.has_bf16_dot(),
             weights: projection.map(|projection| Weights::pack(&projection, &dimensions)).transpose()?,
         };
@@ -104,7 +105,7 @@ impl MlaLayer {
             block_size: self.rows.block_size,
             heads: absorbed::heads(&self.parameters).shape(),
             window: self.parameters.window,
-            lanes: self.parameters.lanes,
+            cut_for: self.parameters.cut_for,
         }
     }
 
@@ -114,7 +115,7 @@ impl MlaLayer {
         context: &'a ExecContext<'c>,
         args: ForwardArgs<'a>,
         [q_size, out_size]: [usize; 2],
-    ) -> Result<Option<(Call<'a, 'c>, Cow<'a, Partition>)>> {
+    ) -> Result<Option<(Call<'a, 'c>, Target<'a>)>> {
         let plan = args.plan::<MlaPlan>()?;
         let batch = plan.batch();
         if batch.block_size != self.rows.block_size {
@@ -135,7 +136,10 @@ impl MlaLayer {
             tensor.expect_shape(name, &[tokens, heads, size as i64])?;
             let found = tensor.dtype();
             if found != self.dtype.data_type() {
-                return Err(BackendError::invalid(format!("{name} holds {found}; the layer computes in {}", self.dtype)));
+                return Err(BackendError::invalid(format!(
+                    "{name} holds {found}; the layer computes in {}",
+                    self.dtype
+                )));
             }
             if size > 1 && tensor.strides()[2] != 1 {
                 return Err(BackendError::unsupported(format!("the elements of a row of {name} must be contiguous")));
@@ -162,8 +166,9 @@ impl MlaLayer {
             None => Cow::Owned(shape.partition(batch)),
         };
         let parameters = &self.parameters;
-        let call = Call { parameters, context, batch, q: args.q, cache, latent, out: args.out, lse: args.lse };
-        Ok(Some((call, partition)))
+        let call =
+            Call { parameters, context, workers: context.parallelism(), batch, q: args.q, cache, latent, partition };
+        Ok(Some((call, Target { out: args.out, lse: args.lse })))
     }
 
     /// Sizes of q and out where neither is absorbed.
@@ -175,7 +180,7 @@ impl MlaLayer {
     fn run(&self, context: &ExecContext<'_>, args: ForwardArgs<'_>, rule: Rule) -> Result<()> {
         let parameters = &self.parameters;
         parameters.weights()?;
-        let Some((mut call, partition)) = self.check(context, args, self.expanded_sizes())? else { return Ok(()) };
+        let Some((call, mut target)) = self.check(context, args, self.expanded_sizes())? else { return Ok(()) };
         let form = |request: &&Request| rule.form(&parameters.dimensions, request, parameters.window);
         let with_tokens = call.batch.requests.iter().filter(|request| !request.tokens.is_empty());
         let (absorbed, expanded): (Vec<_>, Vec<_>) = with_tokens.partition(|request| form(request) == Form::Absorbed);
@@ -185,13 +190,13 @@ impl MlaLayer {
         };
         if !absorbed.is_empty() {
             let (tokens, _, max_seq_len): (usize, _, _) = limits(&absorbed);
-            let memory = take(context, absorbed::forward_len(parameters, tokens, max_seq_len))?;
-            absorbed::forward(&mut call, &absorbed, &partition, memory)?;
+            let memory = take(context, absorbed::forward_len(parameters, call.workers, tokens, max_seq_len))?;
+            absorbed::forward(&call, &mut target, &absorbed, memory)?;
         }
         if !expanded.is_empty() {
             let (_, max_query_len, max_seq_len): (usize, _, _) = limits(&expanded);
-            let memory = take(context, expanded::forward_len(parameters, max_query_len, max_seq_len))?;
-            expanded::forward(&mut call, &expanded, memory)?;
+            let memory = take(context, expanded::forward_len(parameters, call.workers, max_query_len, max_seq_len))?;
+            expanded::forward(&call, &mut target, &expanded, memory)?;
         }
         Ok(())
     }
@@ -209,12 +214,12 @@ fn too_large(len: usize) -> BackendError {
 
 impl Layer for MlaLayer {
     fn workspace_size(&self, limits: &BatchLimits) -> Result<usize> {
-        let parameters = &self.parameters;
-        let decode = absorbed::decode_len(parameters, limits.max_seq_len);
+        let (parameters, workers) = (&self.parameters, limits.parallelism);
+        let decode = absorbed::decode_len(parameters, workers, limits.max_seq_len);
         let (mut absorbed, mut expanded) = (0, 0);
         if parameters.weights.is_some() {
-            absorbed = absorbed::forward_len(parameters, limits.max_num_tokens, limits.max_seq_len);
-            expanded = expanded::forward_len(parameters, limits.max_query_len, limits.max_seq_len);
+            absorbed = absorbed::forward_len(parameters, workers, limits.max_num_tokens, limits.max_seq_len);
+            expanded = expanded::forward_len(parameters, workers, limits.max_query_len, limits.max_seq_len);
         }
         // `forward` may do one after the other. Each piece begins at a multiple of 64 bytes.
         let len = decode.max(absorbed.saturating_add(expanded));
@@ -251,10 +256,10 @@ impl Layer for MlaLayer {
 
     fn forward_decode(&self, context: &ExecContext<'_>, args: ForwardArgs<'_>) -> Result<()> {
         let sizes = [self.parameters.dimensions.row(), self.parameters.dimensions.kv_lora_rank];
-        let Some((mut call, partition)) = self.check(context, args, sizes)? else { return Ok(()) };
+        let Some((call, mut target)) = self.check(context, args, sizes)? else { return Ok(()) };
         let max_seq_len = call.batch.requests.iter().map(|request| request.seq_len).max().unwrap_or(0);
-        let memory = take(context, absorbed::decode_len(&self.parameters, max_seq_len))?;
-        absorbed::decode(&mut call, &partition, memory)
+        let memory = take(context, absorbed::decode_len(&self.parameters, call.workers, max_seq_len))?;
+        absorbed::decode(&call, &mut target, memory)
     }
 
     fn copy_blocks(&self, _context: &ExecContext<'_>, cache: &CacheViewMut<'_>, pairs: &TensorView<'_>) -> Result<()> {

@@ -60,7 +60,8 @@ impl Settings {
                 "isa" => self.isa = isa(value)?,
                 "path" => {
                     let found = PATHS.iter().find(|(name, _)| *name == value);
-                    self.path = found.map(|(_, path)| *path).ok_or_else(|| bad(&PATHS.map(|(name, _)| name).join(", ")))?;
+                    self.path =
+                        found.map(|(_, path)| *path).ok_or_else(|| bad(&PATHS.map(|(name, _)| name).join(", ")))?;
                 }
                 "workspace_tokens" => {
                     let tokens = value.parse().ok().filter(|tokens| (1..=MAX_WORKSPACE_TOKENS).contains(tokens));

@@ -3,10 +3,7 @@
 //! Must not know kernels or weights. In which form a layer computes a request is `choice`'s.
 
 use crate::choice::Window;
-use attache_cpu_kernels::{
-    Partition,
-    partition::{HeadShape, RequestShape},
-};
+use attache_cpu_kernels::{HeadShape, Partition, RequestShape};
 use attache_sdk::prelude::*;
 use std::ops::Range;
 
@@ -104,14 +101,14 @@ pub struct PlanShape {
     /// The sliding window.
     pub window: Window,
     /// Threads that the work is cut for.
-    pub lanes: usize,
+    pub cut_for: usize,
 }
 
 impl PlanShape {
     /// How attention over the latent rows of a whole batch is cut.
     pub fn partition(&self, batch: &Batch) -> Partition {
         let shapes = batch.requests.iter().map(|request| request.shape(0..request.tokens.len(), self.window));
-        Partition::new(shapes, self.heads, self.lanes)
+        Partition::new(shapes, self.heads, self.cut_for)
     }
 }
 

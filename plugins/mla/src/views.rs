@@ -2,7 +2,7 @@
 //!
 //! Must not know what the rows hold.
 
-use attache_cpu_kernels::{Elements, Rows, RowsError, RowsMut};
+use attache_cpu_kernels::{Elements, Output, Rows, RowsError, RowsMut};
 use attache_cpu_plugin::{Number, with_number};
 use attache_sdk::prelude::*;
 use half::bf16;
@@ -80,69 +80,65 @@ impl Part {
         let strides = [q.strides()[0] as usize, q.strides()[1] as usize, 0];
         Rows::new(elements, [self.tokens.len(), self.heads.len(), 1], strides, q.dim(2)).map_err(reach)
     }
+}
 
-    /// The part as rows to write. It must lie inside the tensor and not be empty.
+/// Where the results of a call go.
+pub struct Target<'a> {
+    /// `[tokens, num_heads, size]`.
+    pub out: TensorViewMut<'a>,
+    /// `[num_heads, tokens]` f32.
+    pub lse: Option<TensorViewMut<'a>>,
+}
+
+impl Target<'_> {
+    /// A part as rows to write. It must lie inside the tensors and not be empty.
     ///
     /// # Errors
-    /// When rows overlap or would reach outside the tensor.
-    pub fn output<'a>(&self, out: &'a mut TensorViewMut<'_>) -> Result<RowsMut<'a>> {
-        let view = out.as_view();
-        let (at, size, dtype) = (self.offset(view.strides()), view.dim(2), view.dtype());
+    /// When rows overlap or would reach outside the tensors.
+    pub fn output(&mut self, part: &Part) -> Result<Output<'_>> {
+        let view = self.out.as_view();
+        let (at, size, dtype) = (part.offset(view.strides()), view.dim(2), view.dtype());
         let strides = [view.strides()[0] as usize, view.strides()[1] as usize];
-        let shape = [self.tokens.len(), self.heads.len()];
-        match dtype {
-            DataType::F16 => RowsMut::f16(&mut out.span_mut()?[at..], shape, strides, size),
-            DataType::BF16 => RowsMut::bf16(&mut out.span_mut()?[at..], shape, strides, size),
-            _ => RowsMut::f32(&mut out.span_mut()?[at..], shape, strides, size),
+        let shape = [part.tokens.len(), part.heads.len()];
+        let out = match dtype {
+            DataType::F16 => RowsMut::f16(&mut self.out.span_mut()?[at..], shape, strides, size),
+            DataType::BF16 => RowsMut::bf16(&mut self.out.span_mut()?[at..], shape, strides, size),
+            _ => RowsMut::f32(&mut self.out.span_mut()?[at..], shape, strides, size),
         }
-        .map_err(reach)
+        .map_err(reach)?;
+        let lse = match &mut self.lse {
+            None => None,
+            Some(lse) => {
+                let (head, token) = (lse.as_view().strides()[0] as usize, lse.as_view().strides()[1] as usize);
+                let at = part.tokens.start * token + part.heads.start * head;
+                Some(RowsMut::f32(&mut lse.span_mut()?[at..], shape, [token, head], 1).map_err(reach)?)
+            }
+        };
+        Ok(Output { out, lse })
     }
 
-    /// The part of an `[heads, tokens]` LSE as rows of one value.
-    ///
-    /// # Errors
-    /// As [`Part::output`].
-    pub fn lse<'a>(&self, lse: &'a mut TensorViewMut<'_>) -> Result<RowsMut<'a>> {
-        let strides = lse.as_view().strides().to_vec();
-        let (head, token) = (strides[0] as usize, strides[1] as usize);
-        let at = self.tokens.start * token + self.heads.start * head;
-        let shape = [self.tokens.len(), self.heads.len()];
-        RowsMut::f32(&mut lse.span_mut()?[at..], shape, [token, head], 1).map_err(reach)
-    }
-
-    /// Writes rows `[heads][tokens][size]` of the part into a tensor, rounded to its type.
+    /// Writes a part: rows `[heads][tokens][size]`, rounded to the output's type, and their LSE
+    /// `[heads][tokens]`.
     ///
     /// # Errors
     /// For an element type that is no float.
-    pub fn write(&self, rows: &[f32], out: &mut TensorViewMut<'_>) -> Result<()> {
-        let view = out.as_view();
+    pub fn write(&mut self, part: &Part, rows: &[f32], lse: &[f32]) -> Result<()> {
+        let view = self.out.as_view();
         let (size, dtype) = (view.dim(2), view.dtype());
         let (token_stride, head_stride) = (view.strides()[0] as usize, view.strides()[1] as usize);
+        let places = || part.heads.clone().flat_map(|head| part.tokens.clone().map(move |token| (token, head)));
         with_number!(dtype, T => {
-            let all = out.span_mut::<T>()?;
-            let mut rows = rows.chunks_exact(size);
-            for head in self.heads.clone() {
-                for (token, row) in self.tokens.clone().zip(&mut rows) {
-                    let to = &mut all[token * token_stride + head * head_stride..][..size];
-                    to.iter_mut().zip(row).for_each(|(to, value)| *to = T::from_f32(*value));
-                }
+            let all = self.out.span_mut::<T>()?;
+            for ((token, head), row) in places().zip(rows.chunks_exact(size)) {
+                let to = &mut all[token * token_stride + head * head_stride..][..size];
+                to.iter_mut().zip(row).for_each(|(to, value)| *to = T::from_f32(*value));
             }
             Ok(())
-        })
-    }
-
-    /// Writes values `[heads][tokens]` of the part into an `[heads, tokens]` LSE.
-    ///
-    /// # Errors
-    /// For an element type other than f32.
-    pub fn write_lse(&self, values: &[f32], lse: &mut TensorViewMut<'_>) -> Result<()> {
-        let strides = lse.as_view().strides().to_vec();
-        let all = lse.span_mut::<f32>()?;
-        let mut values = values.iter();
-        for head in self.heads.clone() {
-            for (token, value) in self.tokens.clone().zip(&mut values) {
-                all[head * strides[0] as usize + token * strides[1] as usize] = *value;
-            }
+        })?;
+        if let Some(to) = &mut self.lse {
+            let (head_stride, token_stride) = (to.as_view().strides()[0] as usize, to.as_view().strides()[1] as usize);
+            let all = to.span_mut::<f32>()?;
+            places().zip(lse).for_each(|((token, head), lse)| all[head * head_stride + token * token_stride] = *lse);
         }
         Ok(())
     }

@@ -210,11 +210,25 @@ mod x86 {
     }
 
     vector!(
-        Avx512, __m512, 16, _mm512_setzero_ps, _mm512_set1_ps, _mm512_loadu_ps, _mm512_fmadd_ps, _mm512_storeu_ps,
+        Avx512,
+        __m512,
+        16,
+        _mm512_setzero_ps,
+        _mm512_set1_ps,
+        _mm512_loadu_ps,
+        _mm512_fmadd_ps,
+        _mm512_storeu_ps,
         |from| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
     );
     vector!(
-        Avx2, __m256, 8, _mm256_setzero_ps, _mm256_set1_ps, _mm256_loadu_ps, _mm256_fmadd_ps, _mm256_storeu_ps,
+        Avx2,
+        __m256,
+        8,
+        _mm256_setzero_ps,
+        _mm256_set1_ps,
+        _mm256_loadu_ps,
+        _mm256_fmadd_ps,
+        _mm256_storeu_ps,
         |from| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
     );
 }
@@ -248,14 +262,7 @@ entry!(avx2, x86::Avx2, 2, 4, "avx2,fma");
 entry!(avx512, x86::Avx512, 8, 2, "avx512f");
 
 /// All rows times a panel: `width` elements of each row of `out` are written.
-pub fn run(
-    isa: Isa,
-    panel: Panel<'_>,
-    rows: usize,
-    x: (&[f32], usize),
-    out: (&mut [f32], usize),
-    width: usize,
-) {
+pub fn run(isa: Isa, panel: Panel<'_>, rows: usize, x: (&[f32], usize), out: (&mut [f32], usize), width: usize) {
     // SAFETY: the instruction set is present, and `multiply` has checked that `x` and `out` hold the
     // rows.
     unsafe {

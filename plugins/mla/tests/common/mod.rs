@@ -4,51 +4,19 @@ use attache_conformance::{Case, Mla, MlaForm, Values, rng::Rng};
 use attache_core::{
     AttentionType, Dtype,
     plugin::{PluginMetadata, linked_plugins},
-    runtime::{Backend, HostServices, ThreadPool, descriptors, interface::backend_interface},
+    runtime::{Backend, descriptors, interface::backend_interface},
 };
 use attache_plugin_mla as _;
-use std::sync::{
-    Arc, LazyLock,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 /// The backend, with options.
 pub fn backend(options: &[(&str, &str)]) -> Result<Arc<Backend>, attache_core::BackendError> {
     let plugin = linked_plugins().next().expect("the plugin is linked in");
     let table = backend_interface(plugin.interface).expect("the interface");
-    let metadata: PluginMetadata = serde_json::from_str(plugin.metadata).expect("metadata");
+    let metadata: PluginMetadata = attache_core::private::serde_json::from_str(plugin.metadata).expect("metadata");
     let descriptor = descriptors(table).expect("descriptors").remove(0);
     let options: Vec<_> = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
     Backend::create(table, 0, Arc::new(descriptor), metadata, "linked in".to_owned(), &options)
-}
-
-/// Three workers.
-struct Pool;
-
-impl ThreadPool for Pool {
-    fn parallelism(&self) -> usize {
-        3
-    }
-
-    fn parallel_for(&self, tasks: usize, body: &(dyn Fn(usize, usize) + Sync)) {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            for worker in 0..self.parallelism() {
-                let next = &next;
-                scope.spawn(move || {
-                    while let Some(task) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|task| *task < tasks) {
-                        body(task, worker);
-                    }
-                });
-            }
-        });
-    }
-}
-
-/// Services on three threads.
-pub fn threads() -> HostServices {
-    static SERVICES: LazyLock<HostServices> = LazyLock::new(|| HostServices::new(Arc::new(Pool)));
-    *SERVICES
 }
 
 /// The dimensions of a layer.
