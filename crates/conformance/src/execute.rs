@@ -12,8 +12,9 @@ use crate::{
     values::Values,
 };
 use attache_core::{
-    BackendDescriptor, BackendError, BatchLimits, BatchView, Causality, KvCacheSpec, TensorView, TensorViewMut,
-    runtime::{Backend, ExecContext, Forward, HostServices, KvCache, KvCacheError, Layer},
+    AttentionType, BackendDescriptor, BackendError, BatchLimits, BatchView, Causality, KvCacheSpec, TensorView,
+    TensorViewMut,
+    runtime::{Backend, ExecContext, Forward, HostServices, KvCache, KvCacheError, Layer, Plan},
 };
 use std::sync::Arc;
 
@@ -27,10 +28,31 @@ pub struct Output {
     pub out: Values,
     /// `[num_heads, tokens]`, natural logarithm; absent when the case does not ask for it.
     pub lse: Option<Vec<f32>>,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Elements of an output head.
+    pub head_size: usize,
     /// The cache layout that was used; empty for a layer without a cache.
     pub layout: String,
     /// The tokens of a block that were used.
     pub block_size: u32,
+}
+
+impl Output {
+    /// Query tokens.
+    #[must_use]
+    pub fn num_tokens(&self) -> usize {
+        self.out.len() / (self.num_heads * self.head_size).max(1)
+    }
+
+    /// Whether every bit is the same as in `other`, NaN and signs of zeros included.
+    #[must_use]
+    pub fn same_bits(&self, other: &Self) -> bool {
+        let lse = |output: &Self| {
+            output.lse.as_ref().map(|lse| lse.iter().map(|number| number.to_bits()).collect::<Vec<_>>())
+        };
+        self.out.to_le_bytes() == other.out.to_le_bytes() && lse(self) == lse(other)
+    }
 }
 
 /// Why a case did not run.
@@ -50,7 +72,9 @@ pub enum ExecuteError {
     #[error(transparent)]
     Cache(#[from] KvCacheError),
     /// The cache would be larger than a case may make it.
-    #[error("the cache of this case would take {bytes} bytes; at most {MAX_CACHE_BYTES} are made: use a smaller block_size or fewer tokens")]
+    #[error(
+        "the cache of this case would take {bytes} bytes; at most {MAX_CACHE_BYTES} are made: use a smaller block_size or fewer tokens"
+    )]
     TooLarge {
         /// What it would take.
         bytes: u64,
@@ -79,42 +103,185 @@ pub fn cache_form(case: &Case, descriptor: &BackendDescriptor) -> (String, u32) 
 /// # Errors
 /// When the backend refuses or fails; the step is named.
 pub fn execute(backend: &Arc<Backend>, host: HostServices, case: &Case) -> Result<Output, ExecuteError> {
-    let at = |step: &'static str| {
-        let backend = backend.name().to_owned();
-        move |source| ExecuteError::Backend { backend: backend.clone(), step, source }
-    };
-    let (layout, block_size) = cache_form(case, backend.descriptor());
-    let config = case.layer_config(&layout, block_size).map_err(at("layer configuration"))?;
-    let layer = backend.create_layer(&config).map_err(at("create_layer"))?;
-    let spec = if case.has_cache() {
-        backend.kv_cache_spec(&config).map_err(at("kv_cache_spec"))?
-    } else {
-        KvCacheSpec::default()
-    };
-    let mut paging = Paging::new(case, block_size as usize, case.seed);
-    let mut context = ExecContext::new(host);
-    let limits = limits(case);
-    context.reserve_workspace(layer.workspace_size(&limits).map_err(at("workspace_size"))?);
-    let cache = if case.has_cache() {
-        check_size(&spec, paging.num_blocks)?;
-        let mut cache = KvCache::allocate(&spec, paging.num_blocks)?;
-        fill(case, &layer, &mut context, &mut paging, &mut cache).map_err(at("write_kv"))?;
-        Some(cache)
-    } else {
-        None
-    };
-    let output = run(case, &layer, &mut context, &paging, cache.as_ref()).map_err(|(step, error)| at(step)(error))?;
-    let layout = if case.has_cache() { layout } else { String::new() };
-    Ok(Output { layout, block_size, ..output })
+    let mut session = Session::new(backend, host, case)?;
+    let plan = session.plan()?;
+    session.run(&plan)
 }
 
-fn limits(case: &Case) -> BatchLimits {
+/// A case's layer with its filled cache.
+pub(crate) struct Session<'a> {
+    pub(crate) case: &'a Case,
+    pub(crate) layer: Layer,
+    pub(crate) context: ExecContext,
+    pub(crate) cache: Option<KvCache>,
+    pub(crate) spec: KvCacheSpec,
+    pub(crate) paging: Paging,
+    layout: String,
+    block_size: u32,
+}
+
+impl<'a> Session<'a> {
+    pub(crate) fn new(backend: &Arc<Backend>, host: HostServices, case: &'a Case) -> Result<Self, ExecuteError> {
+        let at = |step: &'static str| move |source| failed(backend, step, source);
+        let (layout, block_size) = cache_form(case, backend.descriptor());
+        let config = case.layer_config(&layout, block_size).map_err(at("layer configuration"))?;
+        let layer = backend.create_layer(&config).map_err(at("create_layer"))?;
+        let spec = if case.has_cache() {
+            backend.kv_cache_spec(&config).map_err(at("kv_cache_spec"))?
+        } else {
+            KvCacheSpec::default()
+        };
+        let mut paging = Paging::new(case, block_size as usize, case.seed);
+        let mut context = ExecContext::new(host);
+        let limits = limits(case, context.parallelism());
+        context.reserve_workspace(layer.workspace_size(&limits).map_err(at("workspace_size"))?);
+        let cache = if case.has_cache() {
+            check_size(&spec, paging.num_blocks)?;
+            let mut cache = KvCache::allocate(&spec, paging.num_blocks)?;
+            fill(case, &layer, &mut context, &mut paging, &mut cache).map_err(at("write_kv"))?;
+            Some(cache)
+        } else {
+            None
+        };
+        let layout = if case.has_cache() { layout } else { String::new() };
+        Ok(Self { case, layer, context, cache, spec, paging, layout, block_size })
+    }
+
+    fn failed(&self, step: &'static str, source: BackendError) -> ExecuteError {
+        failed(self.layer.backend(), step, source)
+    }
+
+    /// The plan of the case's batch.
+    pub(crate) fn plan(&self) -> Result<Plan, ExecuteError> {
+        let lists = Lists::of(self.case, &self.paging);
+        lists.with_batch(self.case, |batch| self.layer.plan(batch)).map_err(|error| self.failed("plan", error))
+    }
+
+    /// Runs the case.
+    pub(crate) fn run(&mut self, plan: &Plan) -> Result<Output, ExecuteError> {
+        let case = self.case;
+        let (tokens, heads, head_size) = (case.num_tokens(), case.num_heads, case.out_head_size());
+        let mut out = Values::nan(case.dtype(), tokens * heads * head_size);
+        let mut lse = case.lse.then(|| vec![f32::NAN; heads * tokens]);
+        let mut call = || -> Result<(), BackendError> {
+            let lse = match &mut lse {
+                Some(lse) => Some(TensorViewMut::from_slice(lse, &[heads, tokens])?),
+                None => None,
+            };
+            let q = case.q.view(&[tokens, heads, case.q_head_size()])?;
+            self.forward(plan, q, out.view_mut(&[tokens, heads, head_size])?, lse)
+        };
+        let called = call();
+        called.map_err(|error| self.failed(forward_name(case), error))?;
+        Ok(Output { out, lse, num_heads: heads, head_size, layout: self.layout.clone(), block_size: self.block_size })
+    }
+
+    /// One call with these tensors.
+    pub(crate) fn forward(
+        &mut self,
+        plan: &Plan,
+        q: TensorView<'_>,
+        out: TensorViewMut<'_>,
+        lse: Option<TensorViewMut<'_>>,
+    ) -> Result<(), BackendError> {
+        let case = self.case;
+        let rows = case.num_kv_tokens();
+        // Layers without a cache take the dense keys and values.
+        let (k, v) = match &case.v {
+            Some(v) if !case.has_cache() => (
+                Some(case.k.view(&[rows, case.num_kv_heads, case.head_size])?),
+                Some(v.view(&[rows, case.num_kv_heads, case.head_size_v])?),
+            ),
+            _ => (None, None),
+        };
+        let topk_indices = match &case.topk {
+            Some(topk) => Some(TensorView::from_slice(&topk.indices, &[case.num_tokens(), topk.width])?),
+            None => None,
+        };
+        let forward = Forward { q, k, v, cache: self.cache.as_ref(), plan, out, lse, topk_indices };
+        match case.mla.as_ref().map(|mla| mla.form) {
+            Some(MlaForm::Absorbed) => self.layer.forward_decode(&mut self.context, forward),
+            Some(MlaForm::Expanded) => self.layer.forward_prefill(&mut self.context, forward),
+            Some(MlaForm::Auto) | None => self.layer.forward(&mut self.context, forward),
+        }
+    }
+}
+
+fn forward_name(case: &Case) -> &'static str {
+    match case.mla.as_ref().map(|mla| mla.form) {
+        Some(MlaForm::Absorbed) => "forward_decode",
+        Some(MlaForm::Expanded) => "forward_prefill",
+        Some(MlaForm::Auto) | None => "forward",
+    }
+}
+
+fn failed(backend: &Backend, step: &'static str, source: BackendError) -> ExecuteError {
+    ExecuteError::Backend { backend: backend.name().to_owned(), step, source }
+}
+
+/// A batch as lists, to be changed before they are lent.
+#[derive(Debug, Clone)]
+pub(crate) struct Lists {
+    pub(crate) query_start_loc: Vec<i32>,
+    /// Of cross attention the decoder's.
+    pub(crate) seq_lens: Vec<i32>,
+    encoder_seq_lens: Option<Vec<i32>>,
+    /// Absent for layers without a cache.
+    pub(crate) table: Option<Vec<i32>>,
+    pub(crate) width: usize,
+    pub(crate) num_blocks: usize,
+    causal_flags: Option<Vec<u8>>,
+}
+
+impl Lists {
+    pub(crate) fn of(case: &Case, paging: &Paging) -> Self {
+        let is_cross = case.attn_type == AttentionType::EncoderDecoder;
+        let queries = || case.query_start_loc.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        let flags = case.causal_per_request.as_ref();
+        Self {
+            query_start_loc: case.query_start_loc.clone(),
+            // Cross attention: the cache holds the encoder's tokens, `seq_lens` counts the decoder's.
+            seq_lens: if is_cross { queries() } else { case.seq_lens.clone() },
+            encoder_seq_lens: is_cross.then(|| case.seq_lens.clone()),
+            table: case.has_cache().then(|| paging.table.clone()),
+            width: paging.width,
+            num_blocks: paging.num_blocks,
+            causal_flags: flags.map(|flags| flags.iter().map(|flag| u8::from(*flag)).collect()),
+        }
+    }
+
+    pub(crate) fn with_batch<T>(
+        &self,
+        case: &Case,
+        function: impl FnOnce(&BatchView<'_>) -> Result<T, BackendError>,
+    ) -> Result<T, BackendError> {
+        let n = self.seq_lens.len();
+        let table = self.table.as_ref().map(|table| (table.as_slice(), self.width));
+        let mut batch = BatchView::from_host(&self.query_start_loc, &self.seq_lens, table, self.num_blocks)?;
+        if let Some(lens) = &self.encoder_seq_lens {
+            batch.encoder_seq_lens = Some(TensorView::from_slice(lens, &[n])?);
+        }
+        batch.causality = match &self.causal_flags {
+            Some(flags) => Causality::PerRequest(TensorView::from_slice(flags, &[n])?),
+            None if case.causal => Causality::Causal,
+            None => Causality::NonCausal,
+        };
+        let spans = case.prefix_spans.as_flattened();
+        if !spans.is_empty() {
+            batch.prefix_spans = Some(TensorView::from_slice(spans, &[case.prefix_spans.len(), 3])?);
+        }
+        function(&batch)
+    }
+}
+
+fn limits(case: &Case, parallelism: usize) -> BatchLimits {
     let longest = |lens: &mut dyn Iterator<Item = i32>| usize::try_from(lens.max().unwrap_or(0)).unwrap_or(0);
     BatchLimits {
         max_num_requests: case.seq_lens.len(),
         max_num_tokens: case.num_tokens(),
         max_query_len: longest(&mut case.query_start_loc.windows(2).map(|pair| pair[1] - pair[0])),
         max_seq_len: longest(&mut case.seq_lens.iter().copied()),
+        parallelism,
     }
 }
 
@@ -131,10 +298,10 @@ fn check_size(spec: &KvCacheSpec, num_blocks: usize) -> Result<(), ExecuteError>
 }
 
 /// Who has which blocks.
-struct Paging {
-    block_size: usize,
-    num_blocks: usize,
-    table: Vec<i32>,
+pub(crate) struct Paging {
+    pub(crate) block_size: usize,
+    pub(crate) num_blocks: usize,
+    pub(crate) table: Vec<i32>,
     width: usize,
     rng: Rng,
 }
@@ -163,7 +330,12 @@ impl Paging {
         Self { block_size, num_blocks, table, width, rng }
     }
 
-    fn slot(&self, request: usize, position: usize) -> i64 {
+    /// Whether a request has the block.
+    pub(crate) fn uses(&self, id: i64) -> bool {
+        self.table.iter().any(|entry| i64::from(*entry) == id)
+    }
+
+    pub(crate) fn slot(&self, request: usize, position: usize) -> i64 {
         let block = self.table[request * self.width + position / self.block_size];
         i64::from(block) * self.block_size as i64 + (position % self.block_size) as i64
     }
@@ -208,68 +380,4 @@ fn fill(
         first += count;
     }
     Ok(())
-}
-
-type Step<T> = Result<T, (&'static str, BackendError)>;
-
-fn run(case: &Case, layer: &Layer, context: &mut ExecContext, paging: &Paging, cache: Option<&KvCache>) -> Step<Output> {
-    let batch_error = |error| ("batch", error);
-    let n = case.seq_lens.len();
-    let queries: Vec<i32> = case.query_start_loc.windows(2).map(|pair| pair[1] - pair[0]).collect();
-    let is_cross = case.attn_type == attache_core::AttentionType::EncoderDecoder;
-    // Cross attention: the cache holds the encoder's tokens, `seq_lens` counts the decoder's.
-    let seq_lens = if is_cross { &queries } else { &case.seq_lens };
-    let table = cache.is_some().then_some((paging.table.as_slice(), paging.width));
-    let mut batch =
-        BatchView::from_host(&case.query_start_loc, seq_lens, table, paging.num_blocks).map_err(batch_error)?;
-    if is_cross {
-        batch.encoder_seq_lens = Some(TensorView::from_slice(&case.seq_lens, &[n]).map_err(batch_error)?);
-    }
-    let flags: Vec<u8> = case.causal_per_request.iter().flatten().map(|flag| u8::from(*flag)).collect();
-    batch.causality = match &case.causal_per_request {
-        Some(_) => Causality::PerRequest(TensorView::from_slice(&flags, &[n]).map_err(batch_error)?),
-        None if case.causal => Causality::Causal,
-        None => Causality::NonCausal,
-    };
-    let spans = case.prefix_spans.as_flattened();
-    if !spans.is_empty() {
-        let shape = [case.prefix_spans.len(), 3];
-        batch.prefix_spans = Some(TensorView::from_slice(spans, &shape).map_err(batch_error)?);
-    }
-    let plan = layer.plan(&batch).map_err(|error| ("plan", error))?;
-
-    let (tokens, heads) = (case.num_tokens(), case.num_heads);
-    let mut out = Values::nan(case.dtype(), tokens * heads * case.out_head_size());
-    let mut lse = case.lse.then(|| vec![f32::NAN; heads * tokens]);
-    let tensors = |error| ("tensors", error);
-    // Layers without a cache take the dense keys and values.
-    let (k, v) = match (cache, &case.v) {
-        (None, Some(v)) => (
-            Some(case.k.view(&[case.num_kv_tokens(), case.num_kv_heads, case.head_size]).map_err(tensors)?),
-            Some(v.view(&[case.num_kv_tokens(), case.num_kv_heads, case.head_size_v]).map_err(tensors)?),
-        ),
-        _ => (None, None),
-    };
-    let forward = Forward {
-        q: case.q.view(&[tokens, heads, case.q_head_size()]).map_err(tensors)?,
-        k,
-        v,
-        cache,
-        plan: &plan,
-        out: out.view_mut(&[tokens, heads, case.out_head_size()]).map_err(tensors)?,
-        lse: match &mut lse {
-            Some(lse) => Some(TensorViewMut::from_slice(lse, &[heads, tokens]).map_err(tensors)?),
-            None => None,
-        },
-        topk_indices: match &case.topk {
-            Some(topk) => Some(TensorView::from_slice(&topk.indices, &[tokens, topk.width]).map_err(tensors)?),
-            None => None,
-        },
-    };
-    match case.mla.as_ref().map(|mla| mla.form) {
-        Some(MlaForm::Absorbed) => layer.forward_decode(context, forward).map_err(|error| ("forward_decode", error))?,
-        Some(MlaForm::Expanded) => layer.forward_prefill(context, forward).map_err(|error| ("forward_prefill", error))?,
-        Some(MlaForm::Auto) | None => layer.forward(context, forward).map_err(|error| ("forward", error))?,
-    }
-    Ok(Output { out, lse, layout: String::new(), block_size: 0 })
 }

@@ -123,6 +123,22 @@ impl Values {
         each!(self, inner => TensorView::from_slice(inner, shape))
     }
 
+    /// A view with strides, in elements.
+    ///
+    /// # Errors
+    /// When the view would reach outside.
+    pub fn strided(&self, shape: &[usize], strides: &[i64]) -> Result<TensorView<'_>> {
+        each!(self, inner => TensorView::strided(inner, shape, strides))
+    }
+
+    /// A view with strides, to write.
+    ///
+    /// # Errors
+    /// When the view would reach outside.
+    pub fn strided_mut(&mut self, shape: &[usize], strides: &[i64]) -> Result<TensorViewMut<'_>> {
+        each!(self, inner => TensorViewMut::strided(inner, shape, strides))
+    }
+
     /// A compact view to write.
     ///
     /// # Errors

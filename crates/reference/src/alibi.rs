@@ -19,11 +19,8 @@ pub fn slopes(num_heads: usize) -> Result<Vec<f64>, ReferenceError> {
     // Largest power of two that is not above num_heads.
     let power = 1usize << num_heads.ilog2();
     for (head, slope) in result.iter_mut().enumerate() {
-        let (count, index) = if head < power {
-            (power as f64, head as f64)
-        } else {
-            (2.0 * power as f64, 2.0 * (head - power) as f64)
-        };
+        let (count, index) =
+            if head < power { (power as f64, head as f64) } else { (2.0 * power as f64, 2.0 * (head - power) as f64) };
         *slope = (-8.0 * (index + 1.0) / count).exp2();
     }
     Ok(result)
@@ -44,10 +41,7 @@ mod tests {
             let expected = 2f64.powf(-0.5 - i as f64);
             assert!((slope - expected).abs() < 1e-15, "{i}: {slope} {expected}");
         }
-        assert_eq!(
-            slopes(6).unwrap(),
-            [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]
-        );
+        assert_eq!(slopes(6).unwrap(), [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]);
     }
 
     #[test]

@@ -38,10 +38,7 @@ pub struct AttentionFeatures<'a> {
 impl<'a> AttentionFeatures<'a> {
     /// Causal, nothing else.
     pub const fn causal() -> Self {
-        AttentionFeatures {
-            causal: true,
-            ..Self::bidirectional()
-        }
+        AttentionFeatures { causal: true, ..Self::bidirectional() }
     }
 
     /// Every key visible, nothing else: encoder, and cross attention with
@@ -124,20 +121,10 @@ impl AttentionOutput {
     ///
     /// # Errors
     /// [`ReferenceError::TooLarge`] when the shape cannot be allocated.
-    pub fn empty(
-        q_len: usize,
-        num_heads: usize,
-        head_size_v: usize,
-    ) -> Result<Self, ReferenceError> {
+    pub fn empty(q_len: usize, num_heads: usize, head_size_v: usize) -> Result<Self, ReferenceError> {
         let mut lse = zeros("lse", &[num_heads, q_len])?;
         lse.fill(f64::NEG_INFINITY);
-        Ok(AttentionOutput {
-            out: zeros("out", &[q_len, num_heads, head_size_v])?,
-            lse,
-            q_len,
-            num_heads,
-            head_size_v,
-        })
+        Ok(AttentionOutput { out: zeros("out", &[q_len, num_heads, head_size_v])?, lse, q_len, num_heads, head_size_v })
     }
 
     /// The output vector `[head_size_v]` of one query and head, `None` out of range.
@@ -217,8 +204,7 @@ pub fn visible_value_scale(inputs: &AttentionInputs<'_>) -> Result<f64, Referenc
     let row = inputs.num_kv_heads * inputs.head_size_v;
     let mut largest = 0.0f64;
     for j in 0..inputs.seq_len {
-        let seen = (0..inputs.q_len)
-            .any(|i| mask.visible(query_position(i, inputs.q_len, inputs.seq_len), j as i64));
+        let seen = (0..inputs.q_len).any(|i| mask.visible(query_position(i, inputs.q_len, inputs.seq_len), j as i64));
         if seen {
             for value in &inputs.v[j * row..(j + 1) * row] {
                 largest = largest.max(value.abs());
@@ -241,10 +227,7 @@ pub(crate) fn attend(
             name: "keys",
             index: 0,
             found: keys.end as i64,
-            rule: format!(
-                "the range {}..{} must be ascending and inside 0..{}",
-                keys.start, keys.end, inputs.seq_len
-            ),
+            rule: format!("the range {}..{} must be ascending and inside 0..{}", keys.start, keys.end, inputs.seq_len),
         });
     }
     let mut result = AttentionOutput::empty(inputs.q_len, inputs.num_heads, inputs.head_size_v)?;
@@ -253,10 +236,7 @@ pub(crate) fn attend(
 
     for i in 0..inputs.q_len {
         let p = query_position(i, inputs.q_len, inputs.seq_len);
-        let visible: Vec<usize> = keys
-            .clone()
-            .filter(|&j| mask.visible(p, j as i64) && admit(i, j))
-            .collect();
+        let visible: Vec<usize> = keys.clone().filter(|&j| mask.visible(p, j as i64) && admit(i, j)).collect();
         for h in 0..inputs.num_heads {
             let g = h / group;
             let logits: Vec<f64> = visible.iter().map(|&j| logit(inputs, i, h, g, p, j)).collect();
@@ -314,10 +294,7 @@ fn validate(inputs: &AttentionInputs<'_>) -> Result<(), ReferenceError> {
     check_nonzero("head_size", inputs.head_size)?;
     check_nonzero("head_size_v", inputs.head_size_v)?;
     if !inputs.num_heads.is_multiple_of(inputs.num_kv_heads) {
-        return Err(ReferenceError::HeadRatio {
-            num_heads: inputs.num_heads,
-            num_kv_heads: inputs.num_kv_heads,
-        });
+        return Err(ReferenceError::HeadRatio { num_heads: inputs.num_heads, num_kv_heads: inputs.num_kv_heads });
     }
     let (q_len, seq_len) = (inputs.q_len, inputs.seq_len);
     check_len("q", &[q_len, inputs.num_heads, inputs.head_size], inputs.q.len())?;

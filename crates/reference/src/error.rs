@@ -9,9 +9,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ReferenceError {
     /// A slice does not hold the number of elements that its shape needs.
-    #[error(
-        "{tensor}: shape {shape:?} needs {expected} elements, {found} given; pass the whole tensor, contiguous"
-    )]
+    #[error("{tensor}: shape {shape:?} needs {expected} elements, {found} given; pass the whole tensor, contiguous")]
     Length {
         /// Name of the tensor or list.
         tensor: &'static str,

@@ -106,11 +106,8 @@ impl Layout {
             _ => {}
         }
         // Subnormal: mantissa · 2^(1 − bias − M); normal: (2^M + mantissa) · 2^(e − bias − M).
-        let (significand, e) = if exponent == 0 {
-            (mantissa, 1)
-        } else {
-            ((1 << self.mantissa_bits) + mantissa, exponent as i32)
-        };
+        let (significand, e) =
+            if exponent == 0 { (mantissa, 1) } else { ((1 << self.mantissa_bits) + mantissa, exponent as i32) };
         sign * f64::from(significand) * power_of_two(e - self.bias - self.mantissa_bits as i32)
     }
 
@@ -137,11 +134,7 @@ impl Layout {
             let bits = (above << self.mantissa_bits) + units as u64;
             bits.min(u64::from(self.max_magnitude()) + 1) as u32
         };
-        let bits = if bits > self.max_magnitude() && self.saturates {
-            self.max_magnitude()
-        } else {
-            bits
-        };
+        let bits = if bits > self.max_magnitude() && self.saturates { self.max_magnitude() } else { bits };
         // FNUZ has no −0: that pattern is its NaN.
         if value.is_sign_negative() && !(bits == 0 && self.specials == Specials::Fnuz) {
             bits | self.sign_bit()
@@ -203,10 +196,7 @@ impl Format {
 
     /// True for the four 8-bit floats.
     pub fn is_fp8(self) -> bool {
-        matches!(
-            self,
-            Format::Fp8E4m3 | Format::Fp8E5m2 | Format::Fp8E4m3Fnuz | Format::Fp8E5m2Fnuz
-        )
+        matches!(self, Format::Fp8E4m3 | Format::Fp8E5m2 | Format::Fp8E4m3Fnuz | Format::Fp8E5m2Fnuz)
     }
 
     /// True for int8 and int4.
@@ -225,13 +215,7 @@ impl Format {
             Format::Fp8E5m2Fnuz => (5, 2, 16, Specials::Fnuz, true),
             Format::Int8 | Format::Int4 => return None,
         };
-        Some(Layout {
-            exponent_bits,
-            mantissa_bits,
-            bias,
-            specials,
-            saturates,
-        })
+        Some(Layout { exponent_bits, mantissa_bits, bias, specials, saturates })
     }
 
     /// Largest finite value.
@@ -303,10 +287,7 @@ impl Format {
                 .collect();
         }
         let width = self.bits() as usize / 8;
-        values
-            .iter()
-            .flat_map(|&v| self.encode(v).to_le_bytes().into_iter().take(width))
-            .collect()
+        values.iter().flat_map(|&v| self.encode(v).to_le_bytes().into_iter().take(width)).collect()
     }
 
     /// Unpacks `count` values from what [`Format::encode_slice`] writes.

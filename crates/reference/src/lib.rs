@@ -34,8 +34,7 @@ pub mod tolerance;
 pub mod varlen;
 
 pub use attention::{
-    AttentionFeatures, AttentionInputs, AttentionOutput, SinkShare, attention, attention_partial,
-    visible_value_scale,
+    AttentionFeatures, AttentionInputs, AttentionOutput, SinkShare, attention, attention_partial, visible_value_scale,
 };
 pub use error::ReferenceError;
 pub use formats::Format;

@@ -59,10 +59,7 @@ pub struct MaskSpec<'a> {
 impl<'a> MaskSpec<'a> {
     /// `j ≤ p` and no other rule.
     pub const fn causal() -> Self {
-        MaskSpec {
-            causal: true,
-            ..Self::bidirectional()
-        }
+        MaskSpec { causal: true, ..Self::bidirectional() }
     }
 
     /// Every key: encoder and cross attention.
@@ -84,10 +81,7 @@ impl<'a> MaskSpec<'a> {
     /// are both on; [`ReferenceError::Index`] for a span with `start < 0` or `end < start`.
     pub fn validate(&self) -> Result<(), ReferenceError> {
         if self.sliding_window > 0 && (self.window_left.is_some() || self.window_right.is_some()) {
-            return Err(ReferenceError::Conflict {
-                first: "sliding_window",
-                second: "window_left/window_right",
-            });
+            return Err(ReferenceError::Conflict { first: "sliding_window", second: "window_left/window_right" });
         }
         for (index, span) in self.prefix_spans.iter().enumerate() {
             if span.start < 0 {
@@ -136,8 +130,7 @@ impl<'a> MaskSpec<'a> {
             return false;
         }
         // Floor division, so that a negative p shares no chunk with any key.
-        self.chunked_local <= 0
-            || p.div_euclid(self.chunked_local) == j.div_euclid(self.chunked_local)
+        self.chunked_local <= 0 || p.div_euclid(self.chunked_local) == j.div_euclid(self.chunked_local)
     }
 
     /// The keys, ascending, that query row `query` of `q_len` sees among `seq_len` keys.

@@ -13,10 +13,7 @@ pub const BASE2_TO_NATURAL: f64 = std::f64::consts::LN_2;
 ///
 /// # Errors
 /// As [`merge_many`].
-pub fn merge(
-    first: &AttentionOutput,
-    second: &AttentionOutput,
-) -> Result<AttentionOutput, ReferenceError> {
+pub fn merge(first: &AttentionOutput, second: &AttentionOutput) -> Result<AttentionOutput, ReferenceError> {
     merge_many(&[first, second])
 }
 
@@ -24,10 +21,7 @@ pub fn merge(
 ///
 /// # Errors
 /// As [`merge_many`]; `state` is unchanged then.
-pub fn merge_into(
-    state: &mut AttentionOutput,
-    other: &AttentionOutput,
-) -> Result<(), ReferenceError> {
+pub fn merge_into(state: &mut AttentionOutput, other: &AttentionOutput) -> Result<(), ReferenceError> {
     *state = merge_many(&[state, other])?;
     Ok(())
 }
@@ -60,10 +54,7 @@ pub fn merge_many(states: &[&AttentionOutput]) -> Result<AttentionOutput, Refere
         for h in 0..heads {
             let at = h * q_len + i;
             let row = (i * heads + h) * size..(i * heads + h + 1) * size;
-            let parts: Vec<&&AttentionOutput> = states
-                .iter()
-                .filter(|s| s.lse[at] != f64::NEG_INFINITY)
-                .collect();
+            let parts: Vec<&&AttentionOutput> = states.iter().filter(|s| s.lse[at] != f64::NEG_INFINITY).collect();
             match parts.as_slice() {
                 [] => {}
                 [only] => {
@@ -89,10 +80,7 @@ pub fn merge_many(states: &[&AttentionOutput]) -> Result<AttentionOutput, Refere
 fn check(first: &AttentionOutput, state: &AttentionOutput) -> Result<(), ReferenceError> {
     let shape = |s: &AttentionOutput| [s.q_len, s.num_heads, s.head_size_v];
     if shape(first) != shape(state) {
-        return Err(ReferenceError::StateShape {
-            first: shape(first),
-            other: shape(state),
-        });
+        return Err(ReferenceError::StateShape { first: shape(first), other: shape(state) });
     }
     crate::shape::check_len("out", &shape(state), state.out.len())?;
     crate::shape::check_len("lse", &[state.num_heads, state.q_len], state.lse.len())?;

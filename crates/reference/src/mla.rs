@@ -99,17 +99,18 @@ pub struct MlaInputs<'a> {
 /// # Errors
 /// As [`crate::attention::attention`]; a bad top-k list (index out of range or listed twice).
 pub fn decode_absorbed(inputs: &MlaInputs<'_>) -> Result<AttentionOutput, ReferenceError> {
+    let values = latent_values(inputs)?;
+    run(inputs, inputs.latent, &values, 1, inputs.dims.latent_size(), inputs.dims.kv_lora_rank)
+}
+
+/// The latent part of each row: the values of the absorbed form.
+fn latent_values(inputs: &MlaInputs<'_>) -> Result<Vec<f64>, ReferenceError> {
     let dims = inputs.dims;
     check_nonzero("num_heads", dims.num_heads)?;
     check_nonzero("kv_lora_rank", dims.kv_lora_rank)?;
     check_latent(inputs)?;
-    let rank = dims.kv_lora_rank;
-    let values: Vec<f64> = inputs
-        .latent
-        .chunks_exact(dims.latent_size())
-        .flat_map(|row| row[..rank].iter().copied())
-        .collect();
-    run(inputs, inputs.latent, &values, 1, dims.latent_size(), rank)
+    let rows = inputs.latent.chunks_exact(dims.latent_size());
+    Ok(rows.flat_map(|row| row[..dims.kv_lora_rank].iter().copied()).collect())
 }
 
 /// Expanded form (MHA): keys and values of every head are made from the latent rows,
@@ -119,10 +120,35 @@ pub fn decode_absorbed(inputs: &MlaInputs<'_>) -> Result<AttentionOutput, Refere
 ///
 /// # Errors
 /// As [`decode_absorbed`], and a `kv_b_proj` of the wrong length.
-pub fn prefill_expanded(
-    inputs: &MlaInputs<'_>,
-    kv_b_proj: &[f64],
-) -> Result<AttentionOutput, ReferenceError> {
+pub fn prefill_expanded(inputs: &MlaInputs<'_>, kv_b_proj: &[f64]) -> Result<AttentionOutput, ReferenceError> {
+    let (keys, values) = expand(inputs, kv_b_proj)?;
+    let dims = inputs.dims;
+    run(inputs, &keys, &values, dims.num_heads, dims.qk_head_dim(), dims.v_head_dim)
+}
+
+/// As [`crate::attention::visible_value_scale`], of the values of the absorbed form (no
+/// projection) or of the expanded one. Top-k lists are not looked at: they only narrow the view.
+///
+/// # Errors
+/// As [`decode_absorbed`] and [`prefill_expanded`].
+pub fn visible_value_scale(inputs: &MlaInputs<'_>, kv_b_proj: Option<&[f64]>) -> Result<f64, ReferenceError> {
+    let dims = inputs.dims;
+    match kv_b_proj {
+        Some(projection) => {
+            let (keys, values) = expand(inputs, projection)?;
+            let expanded = dense(inputs, &keys, &values, dims.num_heads, dims.qk_head_dim(), dims.v_head_dim);
+            crate::attention::visible_value_scale(&expanded)
+        }
+        None => {
+            let values = latent_values(inputs)?;
+            let absorbed = dense(inputs, inputs.latent, &values, 1, dims.latent_size(), dims.kv_lora_rank);
+            crate::attention::visible_value_scale(&absorbed)
+        }
+    }
+}
+
+/// Keys `[seq_len, num_heads, qk_head_dim]` and values `[seq_len, num_heads, v_head_dim]`.
+fn expand(inputs: &MlaInputs<'_>, kv_b_proj: &[f64]) -> Result<(Vec<f64>, Vec<f64>), ReferenceError> {
     let dims = inputs.dims;
     dims.check_projection(kv_b_proj)?;
     check_latent(inputs)?;
@@ -143,7 +169,7 @@ pub fn prefill_expanded(
             }
         }
     }
-    run(inputs, &keys, &values, heads, dims.qk_head_dim(), dims.v_head_dim)
+    Ok((keys, values))
 }
 
 /// Folds the key half of `kv_b_proj` into expanded queries
@@ -153,12 +179,7 @@ pub fn prefill_expanded(
 ///
 /// # Errors
 /// Lengths that do not fit, a dimension of 0.
-pub fn absorb_query(
-    q: &[f64],
-    q_len: usize,
-    dims: &MlaDims,
-    kv_b_proj: &[f64],
-) -> Result<Vec<f64>, ReferenceError> {
+pub fn absorb_query(q: &[f64], q_len: usize, dims: &MlaDims, kv_b_proj: &[f64]) -> Result<Vec<f64>, ReferenceError> {
     dims.check_projection(kv_b_proj)?;
     check_len("q", &[q_len, dims.num_heads, dims.qk_head_dim()], q.len())?;
     let mut absorbed = zeros("absorbed q", &[q_len, dims.num_heads, dims.latent_size()])?;
@@ -257,7 +278,21 @@ fn run(
         None => None,
         Some(topk) => Some(listed_rows(topk, inputs.q_len, inputs.seq_len)?),
     };
-    let attention_inputs = AttentionInputs {
+    let attention_inputs = dense(inputs, k, v, num_kv_heads, head_size, head_size_v);
+    attend(&attention_inputs, 0..inputs.seq_len, SinkShare::Counted, &|i, j| {
+        listed.as_ref().is_none_or(|rows| rows[i].binary_search(&j).is_ok())
+    })
+}
+
+fn dense<'a>(
+    inputs: &MlaInputs<'a>,
+    k: &'a [f64],
+    v: &'a [f64],
+    num_kv_heads: usize,
+    head_size: usize,
+    head_size_v: usize,
+) -> AttentionInputs<'a> {
+    AttentionInputs {
         q: inputs.q,
         k,
         v,
@@ -269,30 +304,18 @@ fn run(
         head_size_v,
         scale: inputs.scale,
         features: inputs.features,
-    };
-    attend(&attention_inputs, 0..inputs.seq_len, SinkShare::Counted, &|i, j| {
-        listed.as_ref().is_none_or(|rows| rows[i].binary_search(&j).is_ok())
-    })
+    }
 }
 
 /// Per query, the listed rows in ascending order.
-fn listed_rows(
-    topk: TopK<'_>,
-    q_len: usize,
-    seq_len: usize,
-) -> Result<Vec<Vec<usize>>, ReferenceError> {
+fn listed_rows(topk: TopK<'_>, q_len: usize, seq_len: usize) -> Result<Vec<Vec<usize>>, ReferenceError> {
     check_len("topk", &[q_len, topk.width], topk.indices.len())?;
     let mut lists = vec![Vec::new(); q_len];
     for (at, &found) in topk.indices.iter().enumerate() {
         if found == -1 {
             continue;
         }
-        let refuse = |rule: String| ReferenceError::Index {
-            name: "topk",
-            index: at,
-            found: i64::from(found),
-            rule,
-        };
+        let refuse = |rule: String| ReferenceError::Index { name: "topk", index: at, found: i64::from(found), rule };
         let row = usize::try_from(found)
             .ok()
             .filter(|&row| row < seq_len)

@@ -100,11 +100,7 @@ pub fn decode(
     let count = shape.validate()?;
     scales.validate(shape)?;
     let stored = format.decode_slice(bytes, count)?;
-    Ok(stored
-        .iter()
-        .enumerate()
-        .map(|(at, v)| v * scales.of_head(at / shape.head_size % shape.num_kv_heads))
-        .collect())
+    Ok(stored.iter().enumerate().map(|(at, v)| v * scales.of_head(at / shape.head_size % shape.num_kv_heads)).collect())
 }
 
 /// The formats with one scale per token and head, symmetric (no zero point).
@@ -159,10 +155,7 @@ pub fn encode_per_token_head(
     check_len("values", &shape.dims(), values.len())?;
     let representable = |v: f64| ((v.abs() / kind.limit()) as f32).is_finite();
     check_values(values, representable, "a value that sets a scale is finite and fits an f32 scale")?;
-    let mut cache = TokenHeadCache {
-        data: Vec::new(),
-        scales: Vec::new(),
-    };
+    let mut cache = TokenHeadCache { data: Vec::new(), scales: Vec::new() };
     for row in values.chunks_exact(shape.head_size) {
         let absmax = row.iter().fold(0.0f64, |m, v| m.max(v.abs()));
         let scale = (absmax / kind.limit()) as f32;
@@ -212,34 +205,16 @@ fn check_eight_bit(format: Format) -> Result<(), ReferenceError> {
     })
 }
 
-fn check_scales(
-    scales: &[f32],
-    good: impl Fn(f32) -> bool,
-    rule: &'static str,
-) -> Result<(), ReferenceError> {
+fn check_scales(scales: &[f32], good: impl Fn(f32) -> bool, rule: &'static str) -> Result<(), ReferenceError> {
     match scales.iter().position(|&s| !(s.is_finite() && good(s))) {
         None => Ok(()),
-        Some(index) => Err(ReferenceError::Value {
-            name: "scales",
-            index,
-            value: f64::from(scales[index]),
-            rule,
-        }),
+        Some(index) => Err(ReferenceError::Value { name: "scales", index, value: f64::from(scales[index]), rule }),
     }
 }
 
-fn check_values(
-    values: &[f64],
-    good: impl Fn(f64) -> bool,
-    rule: &'static str,
-) -> Result<(), ReferenceError> {
+fn check_values(values: &[f64], good: impl Fn(f64) -> bool, rule: &'static str) -> Result<(), ReferenceError> {
     match values.iter().position(|&v| !good(v)) {
         None => Ok(()),
-        Some(index) => Err(ReferenceError::Value {
-            name: "values",
-            index,
-            value: values[index],
-            rule,
-        }),
+        Some(index) => Err(ReferenceError::Value { name: "values", index, value: values[index], rule }),
     }
 }

@@ -9,28 +9,16 @@ pub(crate) fn elements(tensor: &'static str, shape: &[usize]) -> Result<usize, R
     shape
         .iter()
         .try_fold(1usize, |n, &d| n.checked_mul(d))
-        .ok_or_else(|| ReferenceError::TooLarge {
-            tensor,
-            shape: shape.to_vec(),
-        })
+        .ok_or_else(|| ReferenceError::TooLarge { tensor, shape: shape.to_vec() })
 }
 
 /// Refuses a slice whose length is not that of `shape`.
-pub(crate) fn check_len(
-    tensor: &'static str,
-    shape: &[usize],
-    found: usize,
-) -> Result<(), ReferenceError> {
+pub(crate) fn check_len(tensor: &'static str, shape: &[usize], found: usize) -> Result<(), ReferenceError> {
     let expected = elements(tensor, shape)?;
     if expected == found {
         return Ok(());
     }
-    Err(ReferenceError::Length {
-        tensor,
-        shape: shape.to_vec(),
-        expected,
-        found,
-    })
+    Err(ReferenceError::Length { tensor, shape: shape.to_vec(), expected, found })
 }
 
 /// Refuses a dimension of 0.
@@ -45,12 +33,7 @@ pub(crate) fn check_nonzero(name: &'static str, value: usize) -> Result<(), Refe
 pub(crate) fn check_finite(name: &'static str, values: &[f64]) -> Result<(), ReferenceError> {
     match values.iter().position(|v| !v.is_finite()) {
         None => Ok(()),
-        Some(index) => Err(ReferenceError::Value {
-            name,
-            index,
-            value: values[index],
-            rule: "it must be finite",
-        }),
+        Some(index) => Err(ReferenceError::Value { name, index, value: values[index], rule: "it must be finite" }),
     }
 }
 
@@ -58,11 +41,7 @@ pub(crate) fn check_finite(name: &'static str, values: &[f64]) -> Result<(), Ref
 pub(crate) fn zeros(tensor: &'static str, shape: &[usize]) -> Result<Vec<f64>, ReferenceError> {
     let n = elements(tensor, shape)?;
     let mut data = Vec::new();
-    data.try_reserve_exact(n)
-        .map_err(|_| ReferenceError::TooLarge {
-            tensor,
-            shape: shape.to_vec(),
-        })?;
+    data.try_reserve_exact(n).map_err(|_| ReferenceError::TooLarge { tensor, shape: shape.to_vec() })?;
     data.resize(n, 0.0);
     Ok(data)
 }

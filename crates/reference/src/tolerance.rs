@@ -44,12 +44,7 @@ pub struct Tolerance {
     pub lse_rel: f64,
 }
 
-const F32: Tolerance = Tolerance {
-    out_abs: 2e-5,
-    out_rel: 2e-5,
-    lse_abs: 1e-4,
-    lse_rel: 1e-5,
-};
+const F32: Tolerance = Tolerance { out_abs: 2e-5, out_rel: 2e-5, lse_abs: 1e-4, lse_rel: 1e-5 };
 
 /// The table's row for half-precision compute with unit roundoff `u`.
 const fn half_row(u: f64, converted: bool) -> Tolerance {
@@ -204,17 +199,9 @@ pub fn compare<T: Copy + Into<f64>>(
         }
     }
     if actual.len() != expected.len() {
-        return Err(Mismatch::Length {
-            actual: actual.len(),
-            expected: expected.len(),
-        });
+        return Err(Mismatch::Length { actual: actual.len(), expected: expected.len() });
     }
-    let mut report = CompareReport {
-        elements: expected.len(),
-        max_error: 0.0,
-        max_fraction: 0.0,
-        worst_index: 0,
-    };
+    let mut report = CompareReport { elements: expected.len(), max_error: 0.0, max_fraction: 0.0, worst_index: 0 };
     let mut outside = 0;
     for (index, (&a, &e)) in actual.iter().zip(expected).enumerate() {
         let a: f64 = a.into();
@@ -235,15 +222,7 @@ pub fn compare<T: Copy + Into<f64>>(
     let index = report.worst_index;
     let (a, e): (f64, f64) = (actual[index].into(), expected[index]);
     let (error, allowed) = error_and_allowed(a, e, value_scale, abs, rel);
-    Err(Mismatch::Element {
-        index,
-        expected: e,
-        actual: a,
-        error,
-        allowed,
-        count: outside,
-        total: expected.len(),
-    })
+    Err(Mismatch::Element { index, expected: e, actual: a, error, allowed, count: outside, total: expected.len() })
 }
 
 fn error_and_allowed(a: f64, e: f64, value_scale: f64, abs: f64, rel: f64) -> (f64, f64) {

@@ -3,7 +3,7 @@
 //! Owns names, shapes and defaults of the file format. Must not know how a case is run.
 
 use super::{Case, CaseError, Mla, MlaForm, TopK};
-use crate::values::Values;
+use crate::{execute::Output, values::Values};
 use attache_core::{
     AttentionType, Dtype, KvCacheDtype,
     cache::{LAYOUT_HEAD_MAJOR, LAYOUT_TOKEN_MAJOR},
@@ -198,11 +198,7 @@ impl Case {
             ([_, size], Some(_)) => (1, *size),
             _ => {
                 let expected = if mla.is_some() { "[tokens, row size]" } else { "[tokens, KV heads, head size]" };
-                return Err(CaseError::Shape {
-                    tensor: "k".to_owned(),
-                    found: k.shape,
-                    expected: expected.to_owned(),
-                });
+                return Err(CaseError::Shape { tensor: "k".to_owned(), found: k.shape, expected: expected.to_owned() });
             }
         };
         let v = reader.optional("v");
@@ -238,6 +234,7 @@ impl Case {
             // It comes from the head that is not absorbed, which the rows do not show.
             (None, Some(_)) => return Err(CaseError::metadata("scale", "", "a number: an MLA case must state it")),
         };
+        let attn_type = AttentionType::parse(reader.text("attn_type").unwrap_or_default());
         let case = Self {
             num_heads: q.shape[1],
             num_kv_heads,
@@ -246,7 +243,7 @@ impl Case {
             query_start_loc: lists("query_start_loc")?,
             seq_lens: lists("seq_lens")?,
             scale,
-            causal: reader.flag("causal", true)?,
+            causal: reader.flag("causal", attn_type == AttentionType::Decoder)?,
             causal_per_request: reader.flags("causal_per_request")?,
             sliding_window: reader.integer("sliding_window", 0)?,
             window_right: reader.integer("window_right", -1)?,
@@ -258,7 +255,7 @@ impl Case {
             v_scales: reader.scales("v_scale", "v_scales")?,
             prefix_spans: reader.prefix_spans()?,
             topk: reader.topk()?,
-            attn_type: AttentionType::parse(reader.text("attn_type").unwrap_or_default()),
+            attn_type,
             block_size: reader.number("block_size", "a whole number above 0")?,
             layout: reader.text("layout").map(layout).filter(|name| name != "auto"),
             kv_cache_dtype: match reader.text("kv_cache_dtype") {
@@ -321,7 +318,8 @@ impl Case {
             tensors.push((name, Owned::values(&Values::F32(list.clone()), vec![list.len()])));
         }
         if !self.prefix_spans.is_empty() {
-            tensors.push(("prefix_spans", integers(self.prefix_spans.as_flattened(), vec![self.prefix_spans.len(), 3])));
+            tensors
+                .push(("prefix_spans", integers(self.prefix_spans.as_flattened(), vec![self.prefix_spans.len(), 3])));
         }
         if let Some(flags) = &self.causal_per_request {
             let bytes = flags.iter().map(|flag| u8::from(*flag)).collect();
@@ -334,13 +332,7 @@ impl Case {
             let rows = self.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
             tensors.push(("kv_b_proj", Owned::values(projection, vec![rows, mla.kv_lora_rank])));
         }
-        let broken = |error: safetensors::SafeTensorError| CaseError::NotSafetensors(error.to_string());
-        let views: Vec<(&str, TensorView<'_>)> = tensors
-            .iter()
-            .map(|(name, Owned(dtype, shape, bytes))| Ok((*name, TensorView::new(*dtype, shape.clone(), bytes)?)))
-            .collect::<Result<_, _>>()
-            .map_err(broken)?;
-        serialize(views, Some(self.metadata())).map_err(broken)
+        to_file(&tensors, self.metadata())
     }
 
     /// Writes a file.
@@ -381,6 +373,33 @@ impl Case {
         }
         metadata
     }
+}
+
+/// Writes what a backend made of a case: the tensors `out` `[tokens, num_heads, head size]` in the
+/// compute dtype and, where it was asked for, `lse` `[num_heads, tokens]` in f32; `layout` and
+/// `block_size` of the cache as metadata.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write_output(path: &Path, output: &Output) -> Result<(), CaseError> {
+    let tokens = output.num_tokens();
+    let mut tensors = vec![("out", Owned::values(&output.out, vec![tokens, output.num_heads, output.head_size]))];
+    if let Some(lse) = &output.lse {
+        tensors.push(("lse", Owned::values(&Values::F32(lse.clone()), vec![output.num_heads, tokens])));
+    }
+    let metadata = [("layout", output.layout.clone()), ("block_size", output.block_size.to_string())];
+    let bytes = to_file(&tensors, metadata.map(|(key, value)| (key.to_owned(), value)).into())?;
+    std::fs::write(path, bytes).map_err(|source| CaseError::Io { path: path.to_owned(), source })
+}
+
+fn to_file(tensors: &[(&str, Owned)], metadata: HashMap<String, String>) -> Result<Vec<u8>, CaseError> {
+    let broken = |error: safetensors::SafeTensorError| CaseError::NotSafetensors(error.to_string());
+    let views: Vec<(&str, TensorView<'_>)> = tensors
+        .iter()
+        .map(|(name, Owned(dtype, shape, bytes))| Ok((*name, TensorView::new(*dtype, shape.clone(), bytes)?)))
+        .collect::<Result<_, _>>()
+        .map_err(broken)?;
+    serialize(views, Some(metadata)).map_err(broken)
 }
 
 /// A tensor to write.

@@ -5,9 +5,10 @@
 
 mod error;
 mod file;
+mod part;
 
 pub use error::CaseError;
-pub use file::{METADATA_KEYS, TENSORS};
+pub use file::{METADATA_KEYS, TENSORS, write_output};
 
 use crate::values::Values;
 use attache_core::{AttentionType, Dtype, KvCacheDtype, LayerConfig, LayerRequest, MlaConfig};
@@ -253,12 +254,7 @@ impl Case {
             k_scales: self.k_scales.clone(),
             v_scales: self.v_scales.clone(),
             mla,
-            ..LayerConfig::new(
-                self.num_heads as u32,
-                self.num_kv_heads as u32,
-                self.head_size as u32,
-                self.dtype(),
-            )
+            ..LayerConfig::new(self.num_heads as u32, self.num_kv_heads as u32, self.head_size as u32, self.dtype())
         })
     }
 
@@ -351,6 +347,17 @@ impl Case {
                     "prefix span (request {request}, {start} … {end}): no such request, or not a span"
                 )));
             }
+        }
+        let positional = self.sliding_window > 0 || self.window_right >= 0 || self.chunked_local > 0;
+        if self.attn_type == AttentionType::EncoderDecoder
+            && (positional
+                || self.causal_per_request.as_ref().map_or(self.causal, |flags| flags.contains(&true))
+                || !self.alibi_slopes.is_empty()
+                || !self.prefix_spans.is_empty())
+        {
+            return Err(CaseError::lengths(
+                "cross attention has no positions: causal must be false, and windows, chunks, ALiBi and prefix spans are not possible",
+            ));
         }
         self.check_topk()
     }
