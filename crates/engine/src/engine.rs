@@ -221,6 +221,7 @@ impl Engine {
             Ok(wanted.min(all).clamp(1, i32::MAX as usize))
         };
         let layers = Layers::create(
+            &model.decoder.description(),
             model.decoder.attention_layers(),
             provider,
             &options.config,
@@ -322,8 +323,7 @@ impl Engine {
         while !scheduler.is_empty() {
             let start = Instant::now();
             let step = scheduler.schedule()?;
-            let rows: Vec<bool> = step.iter().map(|piece| piece.samples).collect();
-            let logits = self.step(&scheduler, &step, &rows)?;
+            let logits = self.step(&scheduler, &step, LogitsOf::SampledTokens)?;
             let mut logits = logits.chunks_exact(self.model.decoder.vocab_size());
             let (mut prefill, mut decode) = (0, 0);
             for piece in step {
@@ -396,7 +396,7 @@ impl Engine {
         loop {
             let step = scheduler.schedule()?;
             let Some(piece) = step.first().copied() else { return Err(internal("a step without a piece")) };
-            all.extend(self.step(&scheduler, &step, &[true])?);
+            all.extend(self.step(&scheduler, &step, LogitsOf::EveryToken)?);
             if piece.samples {
                 return Ok(all);
             }
@@ -421,24 +421,21 @@ impl Engine {
         }
     }
 
-    /// Runs the pieces of a step. For a piece whose flag is set: the logits of its last token, or of
-    /// each token when it is the only piece.
-    fn step(&mut self, scheduler: &Scheduler, step: &[Scheduled], flags: &[bool]) -> Result<Vec<f32>> {
+    /// Runs the pieces of a step, and gives logits `[rows, vocab_size]`.
+    fn step(&mut self, scheduler: &Scheduler, step: &[Scheduled], of: LogitsOf) -> Result<Vec<f32>> {
         let (mut tokens, mut positions, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         let mut pieces = Vec::with_capacity(step.len());
-        let every_token = step.len() == 1 && flags == [true] && !step[0].samples;
-        for (piece, flag) in step.iter().zip(flags) {
+        for piece in step {
             let sequence = scheduler.sequence(piece.id).ok_or_else(|| internal("a step without its sequence"))?;
             let end = piece.start + piece.count;
             tokens.extend_from_slice(&sequence.tokens[piece.start..end]);
             positions.extend((piece.start..end).map(|position| position as u32));
-            if *flag {
-                rows.push(tokens.len() - 1);
+            match of {
+                LogitsOf::EveryToken => rows.extend(tokens.len() - piece.count..tokens.len()),
+                LogitsOf::SampledTokens if piece.samples => rows.push(tokens.len() - 1),
+                LogitsOf::SampledTokens => {}
             }
             pieces.push((piece.start, piece.count, sequence.blocks.as_slice()));
-        }
-        if every_token {
-            rows = (0..tokens.len()).collect();
         }
         let batch = StepBatch::new(pieces.into_iter(), self.layers.block_size());
         self.layers.begin(&batch)?;
@@ -454,6 +451,15 @@ impl std::fmt::Debug for Engine {
             .field("options", &self.options)
             .finish_non_exhaustive()
     }
+}
+
+/// Which tokens of a step need logits.
+#[derive(Clone, Copy)]
+enum LogitsOf {
+    /// The last one of each piece that is sampled from.
+    SampledTokens,
+    /// All.
+    EveryToken,
 }
 
 fn internal(text: &str) -> EngineError {

@@ -2,7 +2,7 @@
 //!
 //! Owns the error types only.
 
-use attache_core::{BackendError, Kind, runtime::KvCacheError};
+use attache_core::{BackendError, runtime::KvCacheError};
 use std::path::PathBuf;
 
 /// Why a GGUF file cannot be used.
@@ -138,6 +138,24 @@ pub enum RefusedRequest {
     },
 }
 
+/// A failed call of a backend, and why that backend had been chosen.
+#[derive(Debug, thiserror::Error)]
+#[error("backend {backend} ({source_of}, chosen because {why}), layer {layer}, {call}: {error}")]
+pub struct BackendFailure {
+    /// The backend.
+    pub backend: String,
+    /// Where its plugin comes from.
+    pub source_of: String,
+    /// Why it was chosen.
+    pub why: String,
+    /// The layer's name.
+    pub layer: String,
+    /// What was called.
+    pub call: &'static str,
+    /// The backend's answer.
+    pub error: BackendError,
+}
+
 /// Any failure of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -179,46 +197,12 @@ pub enum EngineError {
         /// What is valid.
         expected: String,
     },
-    /// No backend for a layer.
-    #[error("layer {layer} ({kind}): {source}")]
-    NoBackend {
-        /// The layer's name.
-        layer: String,
-        /// Its kind.
-        kind: Kind,
-        /// The selection's answer.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    /// The layers have no backends that work together.
+    #[error("{0}")]
+    NoBackend(Box<dyn std::error::Error + Send + Sync>),
     /// A backend's call failed.
-    #[error("backend {backend} ({source_of}, chosen because {why}), layer {layer}, {call}: {error}")]
-    Backend {
-        /// The backend.
-        backend: String,
-        /// Where its plugin comes from.
-        source_of: String,
-        /// Why it was chosen.
-        why: String,
-        /// The layer's name.
-        layer: String,
-        /// What was called.
-        call: &'static str,
-        /// The backend's answer.
-        error: BackendError,
-    },
-    /// Layers whose backends do not agree on one block size.
-    #[error(
-        "layer {first} uses blocks of {first_size} tokens and layer {second} of {second_size}: the engine keeps one block table, choose backends with a common block size"
-    )]
-    BlockSizes {
-        /// A layer.
-        first: String,
-        /// Its block size.
-        first_size: u32,
-        /// Another layer.
-        second: String,
-        /// Its block size.
-        second_size: u32,
-    },
+    #[error(transparent)]
+    Backend(#[from] Box<BackendFailure>),
     /// The cache cannot be allocated.
     #[error("layer {layer}: {source}")]
     Cache {

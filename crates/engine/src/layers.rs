@@ -5,13 +5,14 @@
 
 use crate::{
     block_manager::BlockId,
-    error::{EngineError, Result},
+    error::{BackendFailure, EngineError, Result},
     model::{Attention, AttentionInput, LayerAttention},
 };
 use attache_core::{
     BackendError, BatchLimits, BatchView, Dtype, Element, Kind, KvCacheDtype, LayerConfig, LayerRequest, MlaConfig,
     TensorView, TensorViewMut,
-    plan::EngineConfig,
+    plan::{EngineConfig, ModelDescription},
+    registry::Registry,
     runtime::{Backend, ExecContext, Forward, HostServices, KvCache, Layer, Plan},
 };
 use half::{bf16, f16};
@@ -24,24 +25,49 @@ pub struct LayerChoice {
     pub backend: Arc<Backend>,
     /// Why it was chosen, for people.
     pub why: String,
-    /// The cache's layout; absent = the backend's preferred one.
-    pub layout: Option<String>,
-    /// Tokens of a block; absent = the engine finds one that all backends take.
-    pub block_size: Option<u32>,
+    /// The cache's layout, by name.
+    pub layout: String,
+}
+
+/// The backends of all layers, in their order, and the block size that they share.
+#[derive(Debug, Clone)]
+pub struct ModelChoice {
+    /// One a layer.
+    pub layers: Vec<LayerChoice>,
+    /// Tokens of a block.
+    pub block_size: u32,
 }
 
 /// Whoever selects and loads backends.
 pub trait LayerProvider {
-    /// The backend for a layer.
+    /// The backends of a model's layers.
     ///
     /// # Errors
-    /// When there is none: with the reasons of each.
-    fn layer_backend(
+    /// When a layer has none, or they do not meet: with the reasons of each.
+    fn backends(
         &self,
-        request: &LayerRequest,
-        kind: Kind,
-        name: &str,
-    ) -> Result<LayerChoice, Box<dyn std::error::Error + Send + Sync>>;
+        model: &ModelDescription,
+        engine: &EngineConfig,
+    ) -> Result<ModelChoice, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+impl LayerProvider for Registry {
+    fn backends(
+        &self,
+        model: &ModelDescription,
+        engine: &EngineConfig,
+    ) -> Result<ModelChoice, Box<dyn std::error::Error + Send + Sync>> {
+        let loaded = self.load_plan(model, engine)?;
+        for warning in &loaded.plan.warnings {
+            tracing::warn!("{warning}");
+        }
+        let layers = loaded.plan.layers.into_iter().zip(loaded.backends).map(|(layer, backend)| {
+            let backend = backend.ok_or_else(|| format!("{}: {}", layer.name, layer.why))?;
+            Ok(LayerChoice { backend, why: layer.why, layout: layer.layout.unwrap_or_default() })
+        });
+        let block_size = loaded.plan.block_size.unwrap_or(DEFAULT_BLOCK_SIZE);
+        Ok(ModelChoice { layers: layers.collect::<Result<_, String>>()?, block_size })
+    }
 }
 
 /// What runs a layer, for people.
@@ -67,8 +93,8 @@ pub struct LayerPlan {
     pub block_size: u32,
 }
 
-/// Block sizes in the order in which they are tried.
-const BLOCK_SIZES: [u32; 8] = [16, 32, 64, 128, 256, 8, 1, 512];
+/// Tokens of a block where no layer has a cache.
+const DEFAULT_BLOCK_SIZE: u32 = 16;
 
 struct OneLayer {
     layer: Layer,
@@ -115,15 +141,6 @@ fn config<'a>(
     block_size: u32,
 ) -> Result<LayerConfig<'a>, BackendError> {
     let layer = &attention.description;
-    let preferred = || choice.backend.descriptor().capability.layouts.first().cloned();
-    let layout = choice.layout.clone().or_else(preferred).unwrap_or_else(|| {
-        let default = if layer.mla.is_some() {
-            attache_core::cache::LAYOUT_LATENT
-        } else {
-            attache_core::cache::LAYOUT_HEAD_MAJOR
-        };
-        default.to_owned()
-    });
     let mla = match (&layer.mla, &attention.kv_b_proj) {
         (Some(mla), projection) => {
             let rows = layer.num_heads as usize * (mla.qk_nope_head_dim + mla.v_head_dim) as usize;
@@ -149,7 +166,7 @@ fn config<'a>(
         head_size_v: layer.head_size_v,
         dtype: engine.dtype,
         kv_cache_dtype: engine.kv_cache_dtype.unwrap_or(KvCacheDtype::AUTO),
-        layout,
+        layout: choice.layout.clone(),
         block_size,
         attn_type: layer.attn_type.clone(),
         scale: attention.scale,
@@ -160,48 +177,11 @@ fn config<'a>(
     })
 }
 
-/// The block size that is fixed, or the first that every backend takes.
-fn block_size(choices: &[(LayerChoice, LayerRequest, &LayerAttention)], fixed: Option<u32>) -> Result<u32> {
-    let stated = |(choice, _, attention): &(LayerChoice, LayerRequest, &LayerAttention)| {
-        choice.block_size.map(|size| (size, attention.description.name.clone()))
-    };
-    let mut sizes = choices.iter().filter_map(stated);
-    if let Some((first_size, first)) = sizes.next() {
-        return match sizes.find(|(size, _)| *size != first_size) {
-            None => Ok(first_size),
-            Some((second_size, second)) => Err(EngineError::BlockSizes { first, first_size, second, second_size }),
-        };
-    }
-    if let Some(size) = fixed {
-        return Ok(size);
-    }
-    let takes = |size: u32| {
-        move |(choice, ..): &(LayerChoice, LayerRequest, &LayerAttention)| {
-            choice.backend.descriptor().capability.block_sizes.contains(size)
-        }
-    };
-    let exact = choices.iter().flat_map(|(choice, ..)| choice.backend.descriptor().capability.block_sizes.exact.iter());
-    let found = BLOCK_SIZES.iter().chain(exact).copied().find(|size| choices.iter().all(takes(*size)));
-    found.ok_or_else(|| {
-        let mut lines: Vec<String> = choices
-            .iter()
-            .map(|(choice, ..)| {
-                format!("{} takes {:?}", choice.backend.name(), choice.backend.descriptor().capability.block_sizes)
-            })
-            .collect();
-        lines.dedup();
-        EngineError::Option {
-            name: "block_size",
-            found: "none".to_owned(),
-            expected: format!("one that all backends take; {}", lines.join("; ")),
-        }
-    })
-}
-
 impl Layers {
     /// Chooses a backend for each layer and makes the layers. The caches come with
     /// [`Layers::allocate`], once their number of blocks is known.
     pub(crate) fn create<'a>(
+        model: &ModelDescription,
         attention: impl Iterator<Item = &'a LayerAttention>,
         provider: &dyn LayerProvider,
         engine: &EngineConfig,
@@ -209,26 +189,27 @@ impl Layers {
         limits: &BatchLimits,
         num_blocks: impl FnOnce(u64, usize) -> Result<usize>,
     ) -> Result<Self> {
-        let mut choices = Vec::new();
-        for attention in attention {
-            let layer = &attention.description;
-            let request = layer.request(engine);
-            let choice = provider
-                .layer_backend(&request, layer.kind, &layer.name)
-                .map_err(|source| EngineError::NoBackend { layer: layer.name.clone(), kind: layer.kind, source })?;
-            choices.push((choice, request, attention));
+        let attention: Vec<&LayerAttention> = attention.collect();
+        let choice = provider.backends(model, engine).map_err(EngineError::NoBackend)?;
+        if choice.layers.len() != attention.len() {
+            return Err(EngineError::Internal(format!(
+                "{} backends were given for {} layers",
+                choice.layers.len(),
+                attention.len()
+            )));
         }
-        let block_size = block_size(&choices, engine.block_size)?;
+        let block_size = choice.block_size;
         let mut made = Vec::new();
         let mut plan = Vec::new();
         let mut keys: Vec<GroupKey> = Vec::new();
         let (mut workspace, mut bytes_per_block) = (0, 0);
-        for (choice, request, attention) in choices {
+        for (choice, attention) in choice.layers.into_iter().zip(attention) {
             let description = &attention.description;
+            let request = description.request(engine);
             let fail = |call| {
                 let (backend, why, layer) = (&choice.backend, choice.why.clone(), description.name.clone());
                 let (backend, source_of) = (backend.name().to_owned(), backend.source().to_owned());
-                move |error| EngineError::Backend { backend, source_of, why, layer, call, error }
+                move |error| EngineError::from(Box::new(BackendFailure { backend, source_of, why, layer, call, error }))
             };
             let config = config(attention, request.clone(), engine, &choice, block_size).map_err(fail("kv_b_proj"))?;
             let spec = choice.backend.kv_cache_spec(&config).map_err(fail("kv_cache_spec"))?;
@@ -304,16 +285,16 @@ impl Layers {
         self.bytes_per_block * self.num_blocks as u64
     }
 
-    fn fail(&self, layer: usize, call: &'static str) -> impl FnOnce(BackendError) -> EngineError {
-        let plan = self.plan[layer].clone();
-        move |error| EngineError::Backend {
-            backend: plan.backend,
-            source_of: plan.source,
-            why: plan.why,
-            layer: plan.name,
+    fn failure(&self, layer: usize, call: &'static str, error: BackendError) -> EngineError {
+        let plan = &self.plan[layer];
+        EngineError::from(Box::new(BackendFailure {
+            backend: plan.backend.clone(),
+            source_of: plan.source.clone(),
+            why: plan.why.clone(),
+            layer: plan.name.clone(),
             call,
             error,
-        }
+        }))
     }
 
     /// Makes the groups' plans for a step, once for all layers of a group.
@@ -323,12 +304,12 @@ impl Layers {
         for group in 0..self.plans.len() {
             let Some(index) = self.layers.iter().position(|layer| layer.group == group) else { continue };
             let view = BatchView::from_host(&batch.query_start_loc, &batch.seq_lens, table, self.num_blocks)
-                .map_err(self.fail(index, "plan"))?;
+                .map_err(|error| self.failure(index, "plan", error))?;
             let outcome = match &mut self.plans[group] {
                 Some(plan) => plan.update(&view),
                 slot => self.layers[index].layer.plan(&view).map(|plan| *slot = Some(plan)),
             };
-            outcome.map_err(self.fail(index, "plan"))?;
+            outcome.map_err(|error| self.failure(index, "plan", error))?;
         }
         Ok(())
     }
@@ -404,9 +385,9 @@ impl StepAttention<'_> {
     fn run<T: Element>(&mut self, index: usize, q: &[T], k: &[T], v: Option<&[T]>, out: &mut [T]) -> Result<()> {
         let tokens = self.batch.slot_mapping.len();
         let written = self.write(index, tokens, k, v);
-        written.map_err(self.layers.fail(index, "write_kv"))?;
+        written.map_err(|error| self.layers.failure(index, "write_kv", error))?;
         let ran = self.forward(index, tokens, q, out);
-        ran.map_err(self.layers.fail(index, "forward"))
+        ran.map_err(|error| self.layers.failure(index, "forward", error))
     }
 
     fn write<T: Element>(&mut self, index: usize, tokens: usize, k: &[T], v: Option<&[T]>) -> Result<(), BackendError> {

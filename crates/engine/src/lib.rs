@@ -4,7 +4,8 @@
 //! → [`model`] (products, norms, rotations) → attention through the ABI → [`sampling`] → text.
 //!
 //! The engine knows the core's public interface alone: which backend runs a layer comes from a
-//! [`LayerProvider`], and kernels are reached only through `attache_core::runtime`.
+//! [`LayerProvider`] (a [`Registry`](attache_core::registry::Registry) is one), and kernels are
+//! reached only through `attache_core::runtime`.
 #![deny(missing_docs)]
 
 pub mod block_manager;
@@ -21,7 +22,7 @@ pub mod scheduler;
 pub mod tokenizer;
 
 pub use engine::{Engine, EngineOptions, Event, FinishReason, GenerateOutput, Generation, Prompt, Stats};
-pub use error::{EngineError, RefusedRequest, Result};
-pub use layers::{LayerChoice, LayerPlan, LayerProvider};
+pub use error::{BackendFailure, EngineError, RefusedRequest, Result};
+pub use layers::{LayerChoice, LayerPlan, LayerProvider, ModelChoice};
 pub use model::LoadedModel;
 pub use sampling::Sampling;

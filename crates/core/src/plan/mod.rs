@@ -5,6 +5,8 @@
 mod description;
 mod families;
 pub mod joint;
+mod model;
 
 pub use description::{EngineConfig, LayerDescription, MlaDimensions, ModelDescription, StateSpaceType};
 pub use families::{ModelConfigError, describe};
+pub use model::{ModelPlan, PlanError, PlannedLayer, plan};

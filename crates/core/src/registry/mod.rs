@@ -10,12 +10,14 @@ mod builder;
 mod cache;
 mod entry;
 mod item;
+mod model;
 mod resolve;
 mod selection;
 mod slot;
 
 pub use builder::RegistryBuilder;
 pub use entry::{Entry, Stage};
+pub use model::LoadedPlan;
 pub use resolve::{RegistryError, Resolved};
 pub use selection::Selection;
 
