@@ -46,12 +46,14 @@ impl CpuMla {
         let unsupported = [
             ("ALiBi", !config.alibi_slopes.is_empty()),
             ("chunked-local attention", config.chunked_local > 0),
-            ("a window to the right that differs from the sliding window", config.window_right >= 0),
             ("scales of stored values", !config.k_scales.is_empty() || !config.v_scales.is_empty()),
             ("sparse attention", config.request.use_sparse),
             ("decode context parallelism", config.request.use_dcp),
             ("prefill context parallelism", config.request.use_pcp),
-            ("multimodal prefixes", config.request.use_mm_prefix),
+            ("a multimodal prefix", config.request.use_mm_prefix),
+            ("relaxed sliding-window attention", config.request.use_rswa),
+            ("adaptive verification", config.request.use_adaptive_verification),
+            ("a KV connector", config.request.use_kv_connector),
         ];
         if let Some((what, _)) = unsupported.iter().find(|(_, asked)| *asked) {
             return refuse(format!("{what} is not supported"));
@@ -80,6 +82,7 @@ impl Backend for CpuMla {
         let builder = BackendDescriptor::builder("CPU_MLA")
             .summary("multi-head latent attention on the CPU")
             .platform("cpu")
+            .architectures(["*"])
             .head_sizes([1..=MAX_ROW])
             .head_sizes_v([1..=MAX_ROW])
             .dtypes(Dtype::ALL)

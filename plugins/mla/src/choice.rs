@@ -49,7 +49,7 @@ impl Dimensions {
     /// expanding every key that they see.
     pub fn absorbed_is_cheaper(&self, request: &Request, window: Window) -> bool {
         let queries = request.tokens.len() as u64;
-        let (keys, pairs) = visible(queries, request.seq_len as u64, request.causal, window.0);
+        let (keys, pairs) = visible(queries, request.seq_len as u64, request.causal, window.size);
         self.absorbed_cost(queries, pairs) <= self.expanded_cost(keys, pairs)
     }
 }
@@ -73,15 +73,21 @@ fn visible(queries: u64, seq_len: u64, causal: bool, window: Option<u64>) -> (u6
     }
 }
 
-/// A sliding window in tokens, the current one included; absent = off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Window(pub Option<u64>);
+/// A sliding window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Window {
+    /// In tokens, the current one included; absent = off.
+    pub size: Option<u64>,
+    /// Tokens visible to the right without causal masking; absent = as the window says.
+    pub right: Option<u64>,
+}
 
 impl Window {
     /// What a query sees.
     pub fn mask(self, causal: bool) -> Mask<'static> {
-        let side = self.0.map(|window| window - 1);
-        Mask { causal, left: side, right: side, ..Mask::NONE }
+        let side = self.size.map(|size| size - 1);
+        let right = [self.right, side].into_iter().flatten().min();
+        Mask { causal, left: side, right, ..Mask::NONE }
     }
 }
 
@@ -147,10 +153,10 @@ mod tests {
             (512, 8192, Form::Expanded),
         ] {
             let request = request(queries, seq_len);
-            assert_eq!(rule.form(&DEEPSEEK, &request, Window(None)), expected, "{queries} of {seq_len}");
-            assert_eq!(Rule::new(Path::Auto, true).form(&DEEPSEEK, &request, Window(None)), Form::Absorbed);
-            assert_eq!(Rule::new(Path::Absorbed, false).form(&DEEPSEEK, &request, Window(None)), Form::Absorbed);
-            assert_eq!(Rule::new(Path::Expanded, true).form(&DEEPSEEK, &request, Window(None)), Form::Expanded);
+            assert_eq!(rule.form(&DEEPSEEK, &request, Window::default()), expected, "{queries} of {seq_len}");
+            assert_eq!(Rule::new(Path::Auto, true).form(&DEEPSEEK, &request, Window::default()), Form::Absorbed);
+            assert_eq!(Rule::new(Path::Absorbed, false).form(&DEEPSEEK, &request, Window::default()), Form::Absorbed);
+            assert_eq!(Rule::new(Path::Expanded, true).form(&DEEPSEEK, &request, Window::default()), Form::Expanded);
         }
     }
 

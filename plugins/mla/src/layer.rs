@@ -90,7 +90,10 @@ impl MlaLayer {
             settings,
             scale: config.scale,
             softcap: config.softcap,
-            window: Window(u64::try_from(config.sliding_window).ok().filter(|window| *window > 0)),
+            window: Window {
+                size: u64::try_from(config.sliding_window).ok().filter(|size| *size > 0),
+                right: u64::try_from(config.window_right).ok(),
+            },
             sinks: config.sinks.clone(),
             cut_for: std::thread::available_parallelism().map_or(1, usize::from),
             uses_pairs: is_bf16 && settings.isa.has_bf16_dot(),
@@ -240,6 +243,9 @@ impl Layer for MlaLayer {
     ) -> Result<()> {
         if v.is_some() {
             return Err(BackendError::invalid("MLA layers take latent rows as k and no v"));
+        }
+        if k.dtype() != self.dtype.data_type() {
+            return Err(BackendError::invalid(format!("k holds {}; the layer computes in {}", k.dtype(), self.dtype)));
         }
         let mut tensor = cache.take(TensorRole::LATENT)?;
         let slots = self.rows.check_write("k (latent rows)", k, slot_mapping, &tensor.as_view())?;
