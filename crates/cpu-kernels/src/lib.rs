@@ -11,6 +11,7 @@
 //! | `softmax` | one row's online softmax over a tile |
 //! | `tile` | one unit: tiles of K and V against a block of query rows |
 //! | [`attention`] | a whole call: units on the engine's threads, merge, output |
+//! | [`product`] | rows times a prepacked matrix |
 //!
 //! **A row's result does not depend on what else is computed.** Tiles and chunks of K and V lie at
 //! absolute positions; each element of a product is one chain of multiply-adds in ascending order,
@@ -28,6 +29,7 @@ pub mod mask;
 mod micro;
 mod pack;
 pub mod partition;
+pub mod product;
 pub mod rows;
 mod scratch;
 mod simd;
@@ -38,4 +40,5 @@ pub use attention::{Attention, CallError, Output, Parts, Sequence, workspace_len
 pub use isa::{Isa, IsaError};
 pub use mask::Mask;
 pub use partition::{HeadShape, Partition, RequestShape, Unit};
+pub use product::Packed;
 pub use rows::{Elements, Rows, RowsError, RowsMut};

@@ -180,7 +180,7 @@ fn run<H: Held>(
         for (tokens, rows) in tokens.chunks(TILE).zip(rows.chunks_mut(TILE * row)) {
             read_queries(&q, head, tokens, dimensions.qk_nope_head_dim, x, rows, row)?;
             let (from, to) = ((&*x, dimensions.qk_nope_head_dim), (&mut *y, rank));
-            weights.absorb.multiply(parameters.settings.isa, tokens.len(), from, to)?;
+            parameters.multiply(&weights.absorb, tokens.len(), from, to)?;
             for (to, from) in rows.chunks_exact_mut(row).zip(y.chunks_exact(rank)) {
                 to.iter_mut().zip(from).for_each(|(to, value)| *to = H::from_f32(*value));
             }
@@ -230,7 +230,7 @@ fn run<H: Held>(
     let by_head =
         latent_out.chunks_exact(count * rank).zip(projected.chunks_exact_mut(count * value)).zip(&weights.heads);
     lanes::each(call, work, 0, by_head, |((from, to), weights), _| {
-        weights.values.multiply(parameters.settings.isa, count, (from, rank), (to, value))
+        parameters.multiply(&weights.values, count, (from, rank), (to, value))
     })?;
     let mut start = 0;
     for piece in block {

@@ -154,14 +154,13 @@ fn expand<H: Held>(
         }
     })?;
     let count = tile.positions.len();
-    let isa = parameters.settings.isa;
     for (at, weights) in parameters.weights()?.heads[heads].iter().enumerate() {
-        weights.keys.multiply(isa, count, (&*x, rank), (&mut *y, nope))?;
+        parameters.multiply(&weights.keys, count, (&*x, rank), (&mut *y, nope))?;
         let (first, size) = (at * dimensions.qk_head_dim(), nope);
         for (key, y) in tile.keys.chunks_exact_mut(key_row).zip(y.chunks_exact(size)) {
             key[first..first + size].iter_mut().zip(y).for_each(|(to, value)| *to = H::from_f32(*value));
         }
-        weights.values.multiply(isa, count, (&*x, rank), (&mut *y, value))?;
+        parameters.multiply(&weights.values, count, (&*x, rank), (&mut *y, value))?;
         for (row, y) in tile.values.chunks_exact_mut(value_row).zip(y.chunks_exact(value)) {
             row[at * value..][..value].iter_mut().zip(y).for_each(|(to, value)| *to = H::from_f32(*value));
         }

@@ -11,8 +11,8 @@ use crate::{
     views::Target,
     weights::Weights,
 };
-use attache_cpu_kernels::{Partition, Rows};
-use attache_cpu_plugin::{CacheRows, as_f32, block_pairs};
+use attache_cpu_kernels::{Packed, Partition, Rows};
+use attache_cpu_plugin::{CacheRows, as_f32, block_pairs, call_error};
 use attache_sdk::prelude::*;
 use std::borrow::Cow;
 
@@ -43,7 +43,18 @@ impl Parameters {
             BackendError::unsupported("the layer was made without kv_b_proj: only forward_decode works; pass kv_b_proj in the layer's configuration")
         })
     }
+
+    /// `rows` rows of `x` times a matrix.
+    ///
+    /// # Errors
+    /// When rows reach outside their buffers.
+    pub fn multiply(&self, matrix: &Packed, rows: usize, x: Strided<&[f32]>, out: Strided<&mut [f32]>) -> Result<()> {
+        matrix.multiply(self.settings.isa, rows, x, out).map_err(|error| call_error(&error))
+    }
 }
+
+/// Rows of f32: all values, and how many from row to row.
+pub type Strided<S> = (S, usize);
 
 /// A checked call.
 pub struct Call<'a, 'c> {

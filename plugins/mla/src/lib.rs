@@ -16,7 +16,6 @@ mod layer;
 mod merge;
 mod options;
 mod plan;
-mod product;
 mod views;
 mod weights;
 

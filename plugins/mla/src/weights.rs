@@ -3,7 +3,8 @@
 //! Owns its layout: `[num_heads · (qk_nope_head_dim + v_head_dim), kv_lora_rank]`, per head
 //! `[k_nope | v]`. Must not know attention.
 
-use crate::{choice::Dimensions, product::Packed};
+use crate::choice::Dimensions;
+use attache_cpu_kernels::Packed;
 use attache_cpu_plugin::{Number, with_number};
 use attache_sdk::prelude::*;
 

@@ -1,14 +1,12 @@
 //! `CPU_MLA` under the suite that any plugin must pass, and its options.
 
-mod common;
-
+use crate::common::{TINY, backend, case};
 use attache_conformance::{
     MlaForm,
     pool::three_threads,
     suite::{SuiteOptions, run},
 };
 use attache_core::{Dtype, LayerConfig};
-use common::{TINY, backend, case};
 
 #[test]
 fn passes_the_suite_in_every_form() {

@@ -1,13 +1,11 @@
 //! The forms of latent attention against the reference and against each other.
 
-mod common;
-
+use crate::common::{DEEPSEEK, ODD, Shape, TINY, backend, case};
 use attache_conformance::{Case, MlaForm, Output, check, execute, pool::three_threads};
 use attache_core::{
     Dtype,
     runtime::{Backend, HostServices},
 };
-use common::{DEEPSEEK, ODD, Shape, TINY, backend, case};
 use std::sync::Arc;
 
 fn run(backend: &Arc<Backend>, case: &Case) -> Output {
