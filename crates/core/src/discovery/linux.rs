@@ -8,7 +8,7 @@ const AT_SECURE: usize = 23;
 
 /// Whether the process was started with more rights than its user has (set-user-ID, set-group-ID or
 /// file capabilities). When that cannot be found out, yes.
-pub(super) fn is_elevated() -> bool {
+pub(crate) fn is_elevated() -> bool {
     std::fs::read("/proc/self/auxv").map_or(true, |auxv| secure(&auxv).unwrap_or(true))
 }
 

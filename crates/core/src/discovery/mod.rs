@@ -7,10 +7,10 @@
 //!
 //! Must not know: policy, requests, how a library is opened.
 
-mod linux;
+pub(crate) mod linux;
 mod places;
 
-pub use places::{Place, default_directories, environment_directories};
+pub use places::{Place, default_directories};
 
 use crate::{
     loader::{header_problem, linux::FileId, read_metadata},

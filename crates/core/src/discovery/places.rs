@@ -7,9 +7,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The variable that names directories, separated by `:`.
-pub(crate) const PLUGIN_PATH: &str = "ATTACHE_PLUGIN_PATH";
-
 /// A place to look at.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Place {
@@ -53,28 +50,8 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// The directories of `ATTACHE_PLUGIN_PATH`; none when the process runs with more rights than its
-/// user has, since the variable is that user's.
-#[must_use]
-pub fn environment_directories() -> Vec<Place> {
-    from_environment(std::env::var_os(PLUGIN_PATH), linux::is_elevated())
-}
-
-fn from_environment(value: Option<OsString>, elevated: bool) -> Vec<Place> {
-    let Some(value) = value else { return Vec::new() };
-    if elevated {
-        tracing::warn!("{PLUGIN_PATH} is ignored: the process is elevated");
-        return Vec::new();
-    }
-    std::env::split_paths(&value)
-        // An empty part would be the current directory, which is never searched implicitly.
-        .filter(|path| !path.as_os_str().is_empty())
-        .map(|path| Place::directory(&path, Origin::Environment(PLUGIN_PATH.to_owned())))
-        .collect()
-}
-
-/// The usual directories: the user's, the system's, and `plugins` beside the executable. The same
-/// from any working directory.
+/// The usual directories: the user's (unless the process has more rights than its user has), the
+/// system's, and `plugins` beside the executable. The same from any working directory.
 #[must_use]
 pub fn default_directories() -> Vec<Place> {
     let user = if linux::is_elevated() { None } else { user_directory(|name| std::env::var_os(name)) };
@@ -95,16 +72,6 @@ fn user_directory(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_environment_names_directories_in_order_and_never_the_current_one() {
-        let places = from_environment(Some("/a::/b:".into()), false);
-        let origin = Origin::Environment("ATTACHE_PLUGIN_PATH".into());
-        let expected = ["/a", "/b"].map(|path| Place::Directory { path: path.into(), origin: origin.clone() });
-        assert_eq!(places, expected);
-        assert_eq!(from_environment(Some("/a".into()), true), []);
-        assert_eq!(from_environment(None, false), []);
-    }
 
     #[test]
     fn the_user_s_directory_follows_the_xdg_rules() {

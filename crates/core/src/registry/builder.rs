@@ -11,7 +11,8 @@ use crate::{
 };
 use std::path::Path;
 
-/// Makes a [`Registry`]. Files that are named themselves come first, then linked-in plugins, then
+/// Makes a [`Registry`]; [`Config::registry`](crate::config::Config::registry) starts one from what the
+/// operator configures. Files that are named themselves come first, then linked-in plugins, then
 /// directories in the order in which they are named, then the catalogue.
 #[must_use]
 pub struct RegistryBuilder {
@@ -56,12 +57,6 @@ impl RegistryBuilder {
     /// Adds a directory of manifests.
     pub fn directory(mut self, path: impl AsRef<Path>, origin: Origin) -> Self {
         self.directories.push(Place::directory(path.as_ref(), origin));
-        self
-    }
-
-    /// Adds the directories of `ATTACHE_PLUGIN_PATH`.
-    pub fn environment_directories(mut self) -> Self {
-        self.directories.extend(discovery::environment_directories());
         self
     }
 
