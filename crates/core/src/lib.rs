@@ -9,6 +9,8 @@ pub mod abi;
 pub mod batch;
 pub mod cache;
 pub mod condition;
+#[cfg(feature = "host")]
+pub mod config;
 pub mod descriptor;
 pub mod device;
 #[cfg(feature = "host")]

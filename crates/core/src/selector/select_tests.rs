@@ -260,7 +260,9 @@ fn any_candidates() -> impl Strategy<Value = Vec<Candidate>> {
     })
 }
 
-fn summary(explanation: &Explanation) -> (Option<String>, Vec<(String, String, Vec<Reason>)>, Vec<String>) {
+type Summary = (Option<String>, Vec<(String, String, Vec<Reason>)>, Vec<String>);
+
+fn summary(explanation: &Explanation) -> Summary {
     let one = |c: &CandidateVerdict| (c.name().to_owned(), c.plugin.version.to_string(), c.reasons.clone());
     let all = explanation.candidates.iter().map(one).collect();
     (explanation.chosen.map(|at| explanation.candidates[at].name().to_owned()), all, explanation.warnings.clone())
