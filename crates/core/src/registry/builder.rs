@@ -112,6 +112,10 @@ impl RegistryBuilder {
         }
         discover(&self.directories, &mut items);
         items.extend(catalogue_items(self.catalogue));
+        let is_there = |name: &str| items.iter().filter_map(Item::name).any(|item| item.eq_ignore_ascii_case(name));
+        for name in self.options.keys().filter(|name| !is_there(name)) {
+            tracing::warn!(plugin = name, "options are set for a plugin that was not found");
+        }
         Registry::new(
             items,
             searched,

@@ -255,13 +255,13 @@ pub(super) fn candidates(items: &[Item], standings: &[Standing]) -> (Vec<Candida
         if matches!(standing, Standing::Shadowed(_)) {
             continue;
         }
-        let unknown_option = slot.unknown_option();
+        let option_problem = slot.option_problem();
         for (index, descriptor) in slot.descriptors().iter().enumerate() {
             for format in &descriptor.registers_kv_cache_dtypes {
                 KvCacheDtype::register(format);
             }
             let mut unavailable = slot.stated_reasons(index);
-            unavailable.extend(unknown_option.iter().cloned().map(Into::into));
+            unavailable.extend(option_problem.iter().cloned().map(Into::into));
             let this = Owner { slot: Arc::clone(slot), index };
             if let Some(failure) = this.failure() {
                 unavailable.push(failure.reason.clone().into());
@@ -348,6 +348,6 @@ fn progress(slot: &Slot, stage: Stage) -> (Stage, Option<String>, Option<String>
     };
     let remark = matches!(slot.how, How::Bare(_))
         .then(|| "it has no manifest: it was opened to learn what its backends are".to_owned());
-    let reasons: Vec<String> = failures.into_iter().chain(slot.unknown_option()).chain(remark).collect();
+    let reasons: Vec<String> = failures.into_iter().chain(slot.option_problem()).chain(remark).collect();
     (stage, (!reasons.is_empty()).then(|| reasons.join("; ")), None)
 }

@@ -11,6 +11,7 @@ mod cache;
 mod entry;
 mod item;
 mod model;
+mod options;
 mod resolve;
 mod selection;
 mod slot;

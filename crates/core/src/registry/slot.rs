@@ -1,6 +1,7 @@
 //! One plugin: opened when it is first needed, its backends made when they are first needed, each
 //! once, whoever asks. What failed stays failed and says why.
 
+use super::options;
 use crate::{
     descriptor::BackendDescriptor,
     device::{Device, Platform},
@@ -166,14 +167,9 @@ impl Slot {
         Ok(Made { backend, devices })
     }
 
-    /// What was set for the plugin and none of its backends takes.
-    pub fn unknown_option(&self) -> Option<String> {
-        let descriptors = self.descriptors();
-        let declared = || descriptors.iter().flat_map(|descriptor| descriptor.options.keys());
-        let (name, _) = self.options.iter().find(|(name, _)| declared().all(|known| known != name))?;
-        let valid: std::collections::BTreeSet<&str> = declared().map(String::as_str).collect();
-        let valid = if valid.is_empty() { "none".to_owned() } else { valid.into_iter().collect::<Vec<_>>().join(", ") };
-        Some(format!("the plugin has no option '{name}'; valid: {valid}"))
+    /// Why what the operator set for the plugin cannot be used.
+    pub fn option_problem(&self) -> Option<String> {
+        options::problem(&self.options, self.descriptors())
     }
 
     /// Whether it is open.
