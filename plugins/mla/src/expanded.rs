@@ -62,14 +62,14 @@ fn runs(request: &Request, parameters: &Parameters) -> Vec<Run> {
     runs
 }
 
-/// The keys of a chunk that any of some query tokens sees.
-fn seen_keys(request: &Request, tokens: Range<usize>, chunk: usize, parameters: &Parameters) -> Keys {
+/// The keys of a chunk that any query token of a request sees.
+fn seen_keys(request: &Request, chunk: usize, parameters: &Parameters) -> Keys {
     let limit = parameters.settings.workspace_tokens;
     let start = chunk * limit;
     let mask = parameters.window.mask(request.causal);
     let inside = Range { start, end: start.saturating_add(limit).min(request.seq_len) };
     let mut seen: Option<Range<usize>> = None;
-    for token in tokens {
+    for token in 0..request.tokens.len() {
         let one = mask.visible(request.first_position() + token as i64, request.seq_len);
         let one = one.start.max(inside.start)..one.end.min(inside.end);
         if !one.is_empty() {
@@ -105,18 +105,12 @@ fn run<H: Held>(
     let mut step: Vec<(&Request, Keys)> = Vec::new();
     for request in requests {
         let runs = runs(request, parameters);
-        let chunk = match runs.as_slice() {
-            [] => continue,
-            [only] if only.chunks.len() <= 1 => only.chunks.start,
-            all if all.iter().all(|run| run.chunks.len() <= 1 && run.chunks.start == all[0].chunks.start) => {
-                all[0].chunks.start
-            }
-            all => {
-                long(call, target, request, all, work, held, memory)?;
-                continue;
-            }
-        };
-        let keys = seen_keys(request, 0..request.tokens.len(), chunk, parameters);
+        let chunk = runs.first().map_or(0, |run| run.chunks.start);
+        if runs.iter().any(|run| run.chunks.len() > 1 || run.chunks.start != chunk) {
+            long(call, target, request, &runs, work, held, memory)?;
+            continue;
+        }
+        let keys = seen_keys(request, chunk, parameters);
         let room = limit - step.iter().map(|(_, keys)| keys.rows()).sum::<usize>();
         if keys.rows() > room {
             whole(call, target, &std::mem::take(&mut step), work, held)?;
@@ -173,22 +167,22 @@ fn long<H: Held>(
     runs: &[Run],
     work: &mut [f32],
     held: &mut [H],
-    memory: &mut [f32],
+    mut memory: &mut [f32],
 ) -> Result<()> {
     let parameters = call.parameters;
     let size = parameters.dimensions.v_head_dim;
     let rows = request.tokens.len();
-    let mut memory = memory;
     let memory = &mut memory;
     let (out, part_out) = (cut(memory, rows * size)?, cut(memory, rows * size)?);
     let (lse, part_lse) = (cut(memory, rows)?, cut(memory, rows)?);
     let first_chunk = runs.iter().filter(|run| !run.chunks.is_empty()).map(|run| run.chunks.start).min().unwrap_or(0);
     let last_chunk = runs.iter().map(|run| run.chunks.end).max().unwrap_or(0);
+    let chunks: Vec<(usize, Keys)> =
+        (first_chunk..last_chunk).map(|chunk| (chunk, seen_keys(request, chunk, parameters))).collect();
     for head in 0..parameters.dimensions.num_heads {
         let part = Part { tokens: request.tokens.clone(), heads: head..head + 1 };
         let mut merged = Merged::new(&mut *out, &mut *lse, size);
-        for chunk in first_chunk..last_chunk {
-            let keys = seen_keys(request, 0..rows, chunk, parameters);
+        for &(chunk, keys) in &chunks {
             let expanded = Expanded::make(call, &[(request, keys)], part.heads.clone(), work, held)?;
             let sequence = |run: &Run| Sequence {
                 query_start: run.tokens.start,

@@ -8,7 +8,7 @@ use crate::{
     expanded,
     options::Settings,
     plan::{Batch, MlaPlan, PlanShape, Request},
-    views::Target,
+    views::{Part, Target},
     weights::Weights,
 };
 use attache_cpu_kernels::{Packed, Partition, Rows};
@@ -182,7 +182,10 @@ impl MlaLayer {
         let parameters = &self.parameters;
         let call =
             Call { parameters, context, workers: context.parallelism(), batch, q: args.q, cache, latent, partition };
-        Ok(Some((call, Target { out: args.out, lse: args.lse })))
+        let mut target = Target { out: args.out, lse: args.lse };
+        // Rows that overlap are refused before anything is written.
+        target.output(&Part { tokens: 0..batch.num_tokens, heads: 0..parameters.dimensions.num_heads })?;
+        Ok(Some((call, target)))
     }
 
     /// Sizes of q and out where neither is absorbed.

@@ -3,7 +3,7 @@
 //! The cache holds one row `[latent | rope]` a token, shared by all heads. The absorbed form reads
 //! it as it is; the expanded form makes keys and values of it. Both give the same answer; `choice`
 //! says which one is cheaper.
-#![deny(unsafe_op_in_unsafe_fn)]
+#![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
 mod absorbed;
