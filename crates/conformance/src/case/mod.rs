@@ -157,7 +157,7 @@ impl Case {
     #[must_use]
     pub fn q_head_size(&self) -> usize {
         match &self.mla {
-            Some(mla) if mla.form != MlaForm::Absorbed => mla.qk_nope_head_dim + mla.qk_rope_head_dim,
+            Some(mla) if mla.form != MlaForm::Absorbed => mla.qk_nope_head_dim.saturating_add(mla.qk_rope_head_dim),
             _ => self.head_size,
         }
     }
@@ -267,10 +267,13 @@ impl Case {
         self.check_batch()?;
         self.check_numbers()?;
         let dtype = self.dtype();
+        // Lengths in a file may be anything: what overflows is no size that a tensor has.
+        let size = |rows: usize, heads: usize, size: usize| rows.saturating_mul(heads).saturating_mul(size);
+        let (tokens, rows) = (self.num_tokens(), self.num_kv_tokens());
         let tensors = [
-            ("q", Some(&self.q), self.num_tokens() * self.num_heads * self.q_head_size()),
-            ("k", Some(&self.k), self.num_kv_tokens() * self.num_kv_heads * self.head_size),
-            ("v", self.v.as_ref(), self.num_kv_tokens() * self.num_kv_heads * self.head_size_v),
+            ("q", Some(&self.q), size(tokens, self.num_heads, self.q_head_size())),
+            ("k", Some(&self.k), size(rows, self.num_kv_heads, self.head_size)),
+            ("v", self.v.as_ref(), size(rows, self.num_kv_heads, self.head_size_v)),
         ];
         for (tensor, values, expected) in tensors {
             let Some(values) = values else { continue };
@@ -364,13 +367,13 @@ impl Case {
 
     fn check_topk(&self) -> Result<(), CaseError> {
         let Some(topk) = &self.topk else { return Ok(()) };
-        if topk.indices.len() != self.num_tokens() * topk.width {
+        let needed = self.num_tokens().saturating_mul(topk.width);
+        if topk.indices.len() != needed {
             return Err(CaseError::lengths(format!(
-                "topk_indices has {} values; {} tokens of {} need {}",
+                "topk_indices has {} values; {} tokens of {} need {needed}",
                 topk.indices.len(),
                 self.num_tokens(),
-                topk.width,
-                self.num_tokens() * topk.width
+                topk.width
             )));
         }
         for (bounds, len) in self.query_start_loc.windows(2).zip(&self.seq_lens) {
@@ -418,7 +421,7 @@ impl Case {
     }
 
     fn check_mla(&self, mla: &Mla) -> Result<(), CaseError> {
-        let row = mla.kv_lora_rank + mla.qk_rope_head_dim;
+        let row = mla.kv_lora_rank.saturating_add(mla.qk_rope_head_dim);
         if self.num_kv_heads != 1 || self.head_size != row || self.head_size_v != mla.kv_lora_rank {
             return Err(CaseError::lengths(format!(
                 "k has {} heads of {}; MLA needs one row a token of kv_lora_rank + qk_rope_head_dim = {row}",
@@ -431,8 +434,9 @@ impl Case {
         let Some(projection) = &mla.kv_b_proj else {
             return Err(CaseError::MissingTensor { name: "kv_b_proj" });
         };
-        let rows = self.num_heads * (mla.qk_nope_head_dim + mla.v_head_dim);
-        if mla.qk_nope_head_dim == 0 || mla.v_head_dim == 0 || projection.len() != rows * mla.kv_lora_rank {
+        let rows = self.num_heads.saturating_mul(mla.qk_nope_head_dim.saturating_add(mla.v_head_dim));
+        let needed = rows.saturating_mul(mla.kv_lora_rank);
+        if mla.qk_nope_head_dim == 0 || mla.v_head_dim == 0 || projection.len() != needed {
             return Err(CaseError::lengths(format!(
                 "kv_b_proj has {} elements; num_heads * (qk_nope_head_dim {} + v_head_dim {}) rows of kv_lora_rank {} are needed, none of them 0",
                 projection.len(),

@@ -168,12 +168,30 @@ impl Space {
         Cases::new(self, seed)
     }
 
-    /// A case of mixed requests with nothing special about it, if the claims hold one.
-    #[must_use]
-    pub fn plain(&self, seed: u64) -> Option<Case> {
-        let sizes = self.sizes();
+    /// A case of mixed requests with nothing special about it.
+    ///
+    /// # Errors
+    /// When the claims hold no such case: the core's reasons against a layer of the space.
+    pub fn plain(&self, seed: u64) -> Result<Case, String> {
         let mut rng = Rng::new(seed);
-        let last = |axis: Axis| sizes[axis as usize].saturating_sub(1);
+        let rows = self.plain_rows();
+        if let Some(case) = rows.iter().find_map(|row| self.build(row, &mut rng)) {
+            return Ok(case);
+        }
+        let outline = rows.iter().find_map(|row| fill::outline(self, row, &mut rng));
+        let reasons = outline.map(|case| verdict(&self.descriptor, &case.request(), &self.device).reasons);
+        Err(format!(
+            "the claims hold no layer that the reference can check: {}",
+            reasons.unwrap_or_default().join("; ")
+        ))
+    }
+
+    fn plain_rows(&self) -> Vec<Row> {
+        let sizes = self.sizes();
+        if sizes.contains(&0) {
+            return Vec::new();
+        }
+        let last = |axis: Axis| sizes[axis as usize] - 1;
         let cached = [(0, 0), (last(Axis::BlockSize), last(Axis::Layout))];
         let mut rows = Vec::new();
         for attn_type in 0..sizes[Axis::AttnType as usize] {
@@ -193,7 +211,7 @@ impl Space {
                 }
             }
         }
-        rows.iter().filter(|_| !sizes.contains(&0)).find_map(|row| self.build(row, &mut rng))
+        rows
     }
 
     fn sizes(&self) -> Row {

@@ -195,15 +195,12 @@ pub fn run(backend: &Arc<Backend>, host: HostServices, seed: u64, options: &Suit
         one_case(backend, host, &device, &case, &mut recorder);
     }
     match space.plain(seed) {
-        Some(plain) => {
+        Ok(plain) => {
             refusals::run(backend, &space, &device, &plain, &mut recorder);
             bad_input::run(backend, host, &plain, &mut recorder);
             blocks::run(backend, host, &plain, &mut recorder);
         }
-        None => {
-            let message = "the claims hold no layer at all that the reference can check".to_owned();
-            recorder.record(checks::REFERENCE, None, "the claims", Err(message));
-        }
+        Err(message) => recorder.record(checks::REFERENCE, None, "the claims", Err(message)),
     }
     recorder.report
 }
