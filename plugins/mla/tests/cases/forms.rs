@@ -1,9 +1,9 @@
 //! The forms of latent attention against the reference and against each other.
 
 use crate::common::{DEEPSEEK, ODD, Shape, TINY, backend, case};
-use attache_conformance::{Case, MlaForm, Output, check, execute, pool::three_threads};
+use attache_conformance::{Case, MlaForm, Output, Values, check, execute, pool::three_threads};
 use attache_core::{
-    Dtype,
+    Dtype, KvCacheDtype,
     runtime::{Backend, HostServices},
 };
 use std::sync::Arc;
@@ -95,14 +95,46 @@ fn long_contexts_are_split_and_merged() {
 }
 
 #[test]
-fn a_cache_of_another_float_type_is_read_as_it_is() {
+fn caches_and_projections_of_another_float_type_are_read_as_they_are() {
     for (compute, stored) in
         [(Dtype::BF16, "float32"), (Dtype::F32, "bfloat16"), (Dtype::F16, "bfloat16"), (Dtype::BF16, "float16")]
     {
         for form in MlaForm::ALL {
             let mut case = case(TINY, compute, form, RAGGED, 11);
-            case.kv_cache_dtype = Some(attache_core::KvCacheDtype::parse(stored).unwrap());
+            case.kv_cache_dtype = Some(KvCacheDtype::parse(stored).unwrap());
             run_and_check(&format!("{stored} {form:?}"), &backend(&[]).unwrap(), &case);
+        }
+    }
+    for path in ["absorbed", "expanded"] {
+        let backend = backend(&[("path", path)]).unwrap();
+        let mut case = case(TINY, Dtype::BF16, MlaForm::Auto, RAGGED, 12);
+        let output = run_and_check(path, &backend, &case);
+        let projection = &mut case.mla.as_mut().unwrap().kv_b_proj;
+        *projection = projection.as_ref().map(|values| Values::from_f64(Dtype::F32, values.to_f64()));
+        assert!(run(&backend, &case).same_bits(&output), "{path}: the same projection in f32");
+    }
+}
+
+#[test]
+fn one_head_and_many_and_rows_without_a_rotary_part() {
+    for (heads, rope) in [(1, 8), (128, 8), (130, 4), (2, 0)] {
+        let shape = Shape { heads, rank: 24, rope, nope: 8, v: 9 };
+        for form in MlaForm::ALL {
+            let case = case(shape, Dtype::F32, form, &[(1, 40), (3, 3)], 2);
+            run_and_check(&format!("{heads} heads {form:?}"), &backend(&[]).unwrap(), &case);
+        }
+    }
+}
+
+#[test]
+fn without_a_projection_absorbed_queries_alone_are_taken() {
+    for form in MlaForm::ALL {
+        let mut case = case(TINY, Dtype::F32, form, RAGGED, 4);
+        case.mla.as_mut().unwrap().kv_b_proj = None;
+        let result = execute(&backend(&[]).unwrap(), three_threads(), &case);
+        match form {
+            MlaForm::Absorbed => assert!(check(&case, &result.unwrap()).is_ok()),
+            _ => assert!(result.unwrap_err().to_string().contains("kv_b_proj")),
         }
     }
 }
@@ -115,9 +147,9 @@ fn zero_queries_give_means() {
     for (window, expected) in [(0, [1.5, 2.0]), (2, [2.5, 3.5]), (1, [3.0, 4.0])] {
         let mut case = case(shape, Dtype::F32, MlaForm::Absorbed, &[(2, 5)], 1);
         case.sliding_window = window;
-        case.q = attache_conformance::Values::from_f64(Dtype::F32, vec![0.0; 12]);
+        case.q = Values::from_f64(Dtype::F32, vec![0.0; 12]);
         let rows = (0..5).flat_map(|position| [f64::from(position), 1.0, -7.0]);
-        case.k = attache_conformance::Values::from_f64(Dtype::F32, rows.collect::<Vec<_>>());
+        case.k = Values::from_f64(Dtype::F32, rows.collect::<Vec<_>>());
         let out = run(&backend, &case).out.to_f64();
         for (token, mean) in expected.iter().enumerate() {
             for head in 0..2 {
