@@ -79,6 +79,7 @@ impl CpuAttention {
             ("sparse attention", config.request.use_sparse),
             ("decode context parallelism", config.request.use_dcp),
             ("prefill context parallelism", config.request.use_pcp),
+            ("relaxed sliding-window attention", config.request.use_rswa),
             ("a window in cross attention", is_cross && (config.sliding_window > 0 || config.window_right >= 0)),
             ("chunked-local attention in cross attention", is_cross && config.chunked_local > 0),
             ("ALiBi in cross attention", is_cross && !config.alibi_slopes.is_empty()),
@@ -128,6 +129,7 @@ impl Backend for CpuAttention {
         BackendDescriptor::builder("CPU_ATTN")
             .summary("attention on the CPU")
             .platform("cpu")
+            .architectures(["*"])
             .head_sizes([1..=MAX_HEAD_SIZE])
             .head_sizes_v([1..=MAX_HEAD_SIZE])
             .gqa_ratios([NumberRule::ANY])

@@ -86,6 +86,15 @@ impl Layer for CpuLayer {
         cache: &CacheViewMut<'_>,
     ) -> Result<()> {
         let Some(v) = v else { return Err(BackendError::invalid("write_kv needs v; only MLA layers go without")) };
+        for (name, tensor) in [("k", k), ("v", v)] {
+            if tensor.dtype() != self.parameters.dtype {
+                return Err(BackendError::invalid(format!(
+                    "{name} holds {}; the layer computes in {}",
+                    tensor.dtype(),
+                    self.parameters.dtype
+                )));
+            }
+        }
         let [keys, values] = &self.parameters.cache;
         let (mut k_cache, mut v_cache) = (cache.take(TensorRole::K)?, cache.take(TensorRole::V)?);
         // All is checked before anything is written.

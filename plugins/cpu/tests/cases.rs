@@ -41,7 +41,8 @@ fn run(isa: &str) {
             return;
         }
     };
-    let cases = Space::of(backend.descriptor()).cases(17, 150);
+    let space = Space::new(backend.descriptor(), &attache_core::Device::host_cpu());
+    let cases: Vec<Case> = space.cases(17).collect();
     for case in &cases {
         let output =
             execute(&backend, HostServices::inline(), case).unwrap_or_else(|e| panic!("{e}: {}", describe(case)));
