@@ -70,7 +70,8 @@ fn requests_can_be_cut_out() {
 #[test]
 fn every_value_of_the_claims_is_met_and_nothing_else() {
     let cases: Vec<Case> = SPACE.cases(3).collect();
-    let met: [(&str, &dyn Fn(&Case) -> bool); 12] = [
+    type Holds = dyn Fn(&Case) -> bool;
+    let met: [(&str, &Holds); 12] = [
         ("bf16 with a window", &|case| case.dtype() == Dtype::BF16 && case.sliding_window > 0),
         ("softcap with sinks", &|case| case.softcap > 0.0 && !case.sinks.is_empty()),
         ("fp8 with a scale for each head", &|case| case.k_scales.len() > 1),

@@ -51,7 +51,7 @@ fn each_fault_is_caught_by_its_check() {
         (Fault::WritesBeforeItChecks, checks::BAD_INPUT),
     ];
     for (fault, check) in faults {
-        let report = suite(fault, &SuiteOptions { max_cases: 45, ..SuiteOptions::default() });
+        let report = suite(fault, &SuiteOptions { max_cases: 20, ..SuiteOptions::default() });
         assert!(report.tally(check).failed > 0, "{fault:?} is not caught: {report}");
     }
 }

@@ -181,7 +181,7 @@ pub fn attention(inputs: &AttentionInputs<'_>) -> Result<AttentionOutput, Refere
 }
 
 /// Attention over the keys `keys` alone, at their places in the whole sequence: one split of a
-/// split-KV, cascade or context-parallel computation, to be merged by [`crate::merge`].
+/// split-KV, cascade or context-parallel computation, to be merged by [`crate::merge()`].
 ///
 /// # Errors
 /// As [`attention`]; [`ReferenceError::Index`] when `keys` is not inside `0..seq_len`.

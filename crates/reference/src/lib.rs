@@ -14,7 +14,7 @@
 //! |---|---|
 //! | which key a query sees | [`mask::MaskSpec::visible`] |
 //! | scale → soft-cap → ALiBi → mask → softmax, sinks, LSE | [`attention::attention`] |
-//! | an empty state is LSE = −∞ | [`merge`] |
+//! | an empty state is LSE = −∞ | [`mod@merge`] |
 //! | latent rows are `[latent | rope]` | [`mla`] |
 //! | value = decode(stored) · scale | [`quantised_cache`] |
 //! | how close is close enough | [`tolerance`](mod@tolerance) |
