@@ -31,17 +31,22 @@ pub enum ConfigError {
         nearest: Option<String>,
     },
     /// A value that makes no sense.
-    #[error("{what} ({origin}) is '{value}'; valid: {valid}{}", did_you_mean(nearest.as_deref()))]
-    Value {
-        /// The key.
-        what: String,
-        /// Where it came from.
-        origin: Origin,
-        /// What was found.
-        value: String,
-        /// What is valid.
-        valid: String,
-        /// A valid one that may be meant.
-        nearest: Option<String>,
-    },
+    #[error(transparent)]
+    Value(Box<BadValue>),
+}
+
+/// A value that makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what} ({origin}) is '{value}'; valid: {valid}{}", did_you_mean(nearest.as_deref()))]
+pub struct BadValue {
+    /// The key.
+    pub what: String,
+    /// Where it came from.
+    pub origin: Origin,
+    /// What was found.
+    pub value: String,
+    /// What is valid.
+    pub valid: String,
+    /// A valid one that may be meant.
+    pub nearest: Option<String>,
 }

@@ -8,7 +8,7 @@ mod file;
 mod resolve;
 mod variables;
 
-pub use error::ConfigError;
+pub use error::{BadValue, ConfigError};
 pub use resolve::{Config, Overrides, PluginSettings, Trust};
 pub use variables::{VARIABLES, Variable};
 

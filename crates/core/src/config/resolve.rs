@@ -1,7 +1,7 @@
 //! File, environment and flags, put together.
 
 use super::{
-    error::ConfigError,
+    error::{BadValue, ConfigError},
     file::{File, option_text},
     variables::{PATHS, VARIABLES},
 };
@@ -172,12 +172,9 @@ impl Config {
         for (name, options) in plugin {
             let list = self.plugins.options.entry(name.to_ascii_lowercase()).or_default();
             for (key, value) in options {
-                let text = option_text(&value).ok_or_else(|| ConfigError::Value {
-                    what: format!("plugin.{name}.{key}"),
-                    origin: origin.clone(),
-                    value: value.to_string(),
-                    valid: "a string, a number, true or false".to_owned(),
-                    nearest: None,
+                let text = option_text(&value).ok_or_else(|| {
+                    let valid = "a string, a number, true or false";
+                    value_error(&format!("plugin.{name}.{key}"), &origin, &value.to_string(), valid, None)
                 })?;
                 list.push((key, text));
             }
@@ -338,13 +335,13 @@ impl Config {
 }
 
 fn value_error(what: &str, origin: &Origin, value: &str, valid: impl Display, near: Option<&str>) -> ConfigError {
-    ConfigError::Value {
+    ConfigError::Value(Box::new(BadValue {
         what: what.to_owned(),
         origin: origin.clone(),
         value: value.to_owned(),
         valid: valid.to_string(),
         nearest: near.map(str::to_owned),
-    }
+    }))
 }
 
 fn list(text: Option<&str>, separator: char) -> Vec<String> {
