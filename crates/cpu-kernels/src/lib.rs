@@ -40,5 +40,5 @@ pub use attention::{Attention, CallError, Output, Parts, Sequence, workspace_len
 pub use isa::{Isa, IsaError};
 pub use mask::Mask;
 pub use partition::{HeadShape, Partition, RequestShape, Unit};
-pub use product::Packed;
+pub use product::{Packed, PackedPairs};
 pub use rows::{Elements, Rows, RowsError, RowsMut};

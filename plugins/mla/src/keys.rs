@@ -7,10 +7,12 @@ use crate::{
     layer::{Call, Parameters},
     plan::Request,
     views::{Held, reach},
+    weights::Head,
 };
-use attache_cpu_kernels::{RequestShape, Rows, partition::CHUNK};
-use attache_cpu_plugin::{Number, with_number};
+use attache_cpu_kernels::{PackedPairs, RequestShape, Rows, partition::CHUNK};
+use attache_cpu_plugin::{Number, call_error, with_number};
 use attache_sdk::prelude::*;
+use half::bf16;
 use std::ops::Range;
 
 /// Keys that a lane expands at a time.
@@ -114,9 +116,10 @@ impl<'a, H: Held> Expanded<'a, H> {
                 tiles.push(Tile { request, positions, keys, values });
             }
         }
-        let (batch, latent) = (call.batch, call.latent);
+        let (batch, tensor, weights) = (call.batch, call.latent, &parameters.weights()?.heads[heads.clone()]);
         lanes::each(call, work, lane_len(parameters), tiles.into_iter(), |tile, memory| {
-            expand(parameters, batch.blocks(tile.request), &latent, heads.clone(), tile, memory)
+            let latent = LatentRows { tensor: &tensor, blocks: batch.blocks(tile.request) };
+            expand(parameters, &latent, weights, tile, memory)
         })?;
         Ok(Self { keys, values, rows, heads: heads.len(), sizes })
     }
@@ -134,59 +137,106 @@ impl<'a, H: Held> Expanded<'a, H> {
     }
 }
 
+/// The cache, as a request finds its rows in it.
+struct LatentRows<'a> {
+    tensor: &'a TensorView<'a>,
+    blocks: &'a [i32],
+}
+
+impl LatentRows<'_> {
+    /// Where the row of a position begins. Ids were checked when the plan was made.
+    fn at(&self, position: usize) -> usize {
+        let (block, token) = (self.blocks[position / self.tensor.dim(1)] as usize, position % self.tensor.dim(1));
+        block * self.tensor.strides()[0] as usize + token * self.tensor.strides()[1] as usize
+    }
+}
+
 /// Expands the rows of a tile for some heads.
 fn expand<H: Held>(
     parameters: &Parameters,
-    blocks: &[i32],
-    latent: &TensorView<'_>,
-    heads: Range<usize>,
+    latent: &LatentRows<'_>,
+    heads: &[Head],
+    tile: Tile<'_, H>,
+    memory: &mut [f32],
+) -> Result<()> {
+    let dimensions = &parameters.dimensions;
+    let (rank, nope, key) = (dimensions.kv_lora_rank, dimensions.qk_nope_head_dim, dimensions.qk_head_dim());
+    with_number!(latent.tensor.dtype(), T => {
+        let all = latent.tensor.span::<T>()?;
+        for (position, row) in tile.positions.clone().zip(tile.keys.chunks_exact_mut(key * heads.len())) {
+            let rope = &all[latent.at(position) + rank..][..key - nope];
+            for key in row.chunks_exact_mut(key) {
+                key[nope..].iter_mut().zip(rope).for_each(|(to, value)| *to = H::from_f32(value.to_f32()));
+            }
+        }
+        Ok(())
+    })?;
+    let pairs = heads.iter().map(|head| head.pairs.as_ref()).collect::<Option<Vec<_>>>();
+    match (pairs, latent.tensor.dtype(), H::as_bf16(tile.keys), H::as_bf16(tile.values)) {
+        (Some(pairs), DataType::BF16, Some(keys), Some(values)) => {
+            let tile = Tile { request: tile.request, positions: tile.positions, keys, values };
+            project_pairs(parameters, latent, &pairs, tile, memory)
+        }
+        _ => project(parameters, latent, heads, tile, memory),
+    }
+}
+
+/// Makes keys without their rotary part, and values, in f32.
+fn project<H: Held>(
+    parameters: &Parameters,
+    latent: &LatentRows<'_>,
+    heads: &[Head],
     tile: Tile<'_, H>,
     memory: &mut [f32],
 ) -> Result<()> {
     let dimensions = &parameters.dimensions;
     let (rank, nope, value) = (dimensions.kv_lora_rank, dimensions.qk_nope_head_dim, dimensions.v_head_dim);
-    let [key_row, value_row] = [dimensions.qk_head_dim(), value].map(|size| size * heads.len());
+    let (key, count) = (dimensions.qk_head_dim(), tile.positions.len());
     let (x, y) = memory.split_at_mut(TILE * rank);
-    read_latent(latent, blocks, dimensions.row(), tile.positions.clone(), |index, row: &[f32]| {
-        x[index * rank..][..rank].copy_from_slice(&row[..rank]);
-        for key in tile.keys[index * key_row..][..key_row].chunks_exact_mut(nope + row.len() - rank) {
-            key[nope..].iter_mut().zip(&row[rank..]).for_each(|(to, value)| *to = H::from_f32(*value));
+    with_number!(latent.tensor.dtype(), T => {
+        let all = latent.tensor.span::<T>()?;
+        for (position, x) in tile.positions.zip(x.chunks_exact_mut(rank)) {
+            x.iter_mut().zip(&all[latent.at(position)..][..rank]).for_each(|(to, value)| *to = value.to_f32());
         }
+        Ok(())
     })?;
-    let count = tile.positions.len();
-    for (at, weights) in parameters.weights()?.heads[heads].iter().enumerate() {
-        parameters.multiply(&weights.keys, count, (&*x, rank), (&mut *y, nope))?;
-        let (first, size) = (at * dimensions.qk_head_dim(), nope);
-        for (key, y) in tile.keys.chunks_exact_mut(key_row).zip(y.chunks_exact(size)) {
-            key[first..first + size].iter_mut().zip(y).for_each(|(to, value)| *to = H::from_f32(*value));
-        }
-        parameters.multiply(&weights.values, count, (&*x, rank), (&mut *y, value))?;
-        for (row, y) in tile.values.chunks_exact_mut(value_row).zip(y.chunks_exact(value)) {
-            row[at * value..][..value].iter_mut().zip(y).for_each(|(to, value)| *to = H::from_f32(*value));
-        }
+    for (at, head) in heads.iter().enumerate() {
+        parameters.multiply(&head.keys, count, (&*x, rank), (&mut *y, nope))?;
+        round(&y[..count * nope], nope, &mut tile.keys[at * key..], key * heads.len());
+        parameters.multiply(&head.values, count, (&*x, rank), (&mut *y, value))?;
+        round(&y[..count * value], value, &mut tile.values[at * value..], value * heads.len());
     }
     Ok(())
 }
 
-/// Reads cache rows as f32.
-fn read_latent(
-    latent: &TensorView<'_>,
-    blocks: &[i32],
-    size: usize,
-    positions: Range<usize>,
-    mut row: impl FnMut(usize, &[f32]),
+/// As [`project`], from bf16 to bf16.
+fn project_pairs(
+    parameters: &Parameters,
+    latent: &LatentRows<'_>,
+    heads: &[&[PackedPairs; 2]],
+    tile: Tile<'_, bf16>,
+    memory: &mut [f32],
 ) -> Result<()> {
-    let (block_stride, token_stride) = (latent.strides()[0] as usize, latent.strides()[1] as usize);
-    let block_size = latent.dim(1);
-    let mut values = vec![0.0; size];
-    with_number!(latent.dtype(), T => {
-        let all = latent.span::<T>()?;
-        for (index, position) in positions.enumerate() {
-            // Ids were checked when the plan was made.
-            let at = blocks[position / block_size] as usize * block_stride + position % block_size * token_stride;
-            values.iter_mut().zip(&all[at..at + size]).for_each(|(to, value)| *to = value.to_f32());
-            row(index, &values);
-        }
-        Ok(())
-    })
+    let rank = parameters.dimensions.kv_lora_rank;
+    let (key, value) = (parameters.dimensions.qk_head_dim(), parameters.dimensions.v_head_dim);
+    let (stride, count) = (rank.next_multiple_of(2), tile.positions.len());
+    let x = &mut bf16::buffer(memory)[..TILE * stride];
+    let all = latent.tensor.span::<bf16>()?;
+    for (position, x) in tile.positions.zip(x.chunks_exact_mut(stride)) {
+        x[..rank].copy_from_slice(&all[latent.at(position)..][..rank]);
+        x[rank..].fill(bf16::ZERO);
+    }
+    for (at, [keys, values]) in heads.iter().enumerate() {
+        keys.multiply(count, (&*x, stride), (&mut tile.keys[at * key..], key * heads.len()))
+            .and_then(|()| values.multiply(count, (&*x, stride), (&mut tile.values[at * value..], value * heads.len())))
+            .map_err(|error| call_error(&error))?;
+    }
+    Ok(())
+}
+
+/// Rounds rows of `size` elements into rows that lie `stride` apart.
+fn round<H: Held>(rows: &[f32], size: usize, to: &mut [H], stride: usize) {
+    for (row, to) in rows.chunks_exact(size).zip(to.chunks_mut(stride)) {
+        to.iter_mut().zip(row).for_each(|(to, value)| *to = H::from_f32(*value));
+    }
 }

@@ -108,7 +108,7 @@ impl MlaLayer {
             sinks: config.sinks.clone(),
             cut_for: std::thread::available_parallelism().map_or(1, usize::from),
             uses_pairs: is_bf16 && settings.isa.has_bf16_dot(),
-            weights: projection.map(|projection| Weights::pack(&projection, &dimensions)).transpose()?,
+            weights: projection.map(|projection| Weights::pack(&projection, &dimensions, settings.isa)).transpose()?,
         };
         let rule = Rule::new(settings.path, config.request.use_batch_invariant);
         Ok(Self { parameters, rows, dtype: config.dtype, rule })

@@ -14,6 +14,8 @@ pub trait Held: Number {
     fn buffer(memory: &mut [f32]) -> &mut [Self];
     /// A slice as the kernels' elements.
     fn elements(values: &[Self]) -> Elements<'_>;
+    /// A slice that holds bf16 as such.
+    fn as_bf16(values: &mut [Self]) -> Option<&mut [bf16]>;
 }
 
 impl Held for f32 {
@@ -23,6 +25,9 @@ impl Held for f32 {
     fn elements(values: &[Self]) -> Elements<'_> {
         Elements::F32(values)
     }
+    fn as_bf16(_values: &mut [Self]) -> Option<&mut [bf16]> {
+        None
+    }
 }
 
 impl Held for bf16 {
@@ -31,6 +36,9 @@ impl Held for bf16 {
     }
     fn elements(values: &[Self]) -> Elements<'_> {
         Elements::Bf16(values)
+    }
+    fn as_bf16(values: &mut [Self]) -> Option<&mut [bf16]> {
+        Some(values)
     }
 }
 

@@ -3,6 +3,10 @@
 //! Each element of a result is one chain of multiply-adds over the inner dimension in ascending
 //! order, however many rows are computed beside it. Must not know what is projected.
 
+mod pairs;
+
+pub use pairs::PackedPairs;
+
 use crate::{
     attention::CallError,
     isa::Isa,
@@ -86,12 +90,8 @@ impl Packed {
         (out, out_stride): (&mut [f32], usize),
     ) -> Result<(), CallError> {
         let Some(last) = rows.checked_sub(1) else { return Ok(()) };
-        let fits = |what, found: usize, stride: usize, width| {
-            let expected = last.saturating_mul(stride).saturating_add(width);
-            if found < expected { Err(CallError::Mismatch { what, found, expected }) } else { Ok(()) }
-        };
-        fits("elements of the rows of a product", x.len(), x_stride, self.inner)?;
-        fits("elements of the results of a product", out.len(), out_stride, self.columns)?;
+        fits("elements of the rows of a product", x.len(), last, x_stride, self.inner)?;
+        fits("elements of the results of a product", out.len(), last, out_stride, self.columns)?;
         let isa = if isa.is_available() { isa } else { Isa::Portable };
         let x = Source { rows, values: x, stride: x_stride };
         for (panel, first) in (0..self.columns).step_by(PANEL).enumerate() {
@@ -111,6 +111,12 @@ impl Packed {
         }
         Ok(())
     }
+}
+
+/// Whether a buffer of `found` elements holds rows up to `last` of `width` elements.
+fn fits(what: &'static str, found: usize, last: usize, stride: usize, width: usize) -> Result<(), CallError> {
+    let expected = last.saturating_mul(stride).saturating_add(width);
+    if found < expected { Err(CallError::Mismatch { what, found, expected }) } else { Ok(()) }
 }
 
 fn pack<T: Copy>(inner: usize, columns: usize, zero: T, at: impl Fn(usize, usize) -> T) -> Vec<T> {
