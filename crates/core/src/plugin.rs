@@ -1,6 +1,7 @@
 //! How a plugin that is linked in makes itself known, and what a plugin says of itself.
 
 use crate::abi::InterfaceGetter;
+pub use semver::Version;
 use serde::{Deserialize, Serialize};
 
 /// What a plugin says of itself: the same text in the library's metadata section, in its root

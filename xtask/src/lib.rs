@@ -1,1 +1,0 @@
-//! Everything around the build
