@@ -23,12 +23,19 @@ use std::{
 /// A plugin whose function table was checked; it stays loaded for the life of the process.
 pub struct OpenPlugin {
     metadata: Arc<PluginMetadata>,
+    interface: InterfaceGetter,
     table: &'static BackendInterfaceV1,
     descriptors: Vec<Arc<BackendDescriptor>>,
     sha256: String,
 }
 
 impl OpenPlugin {
+    /// Hands out its interfaces, of which [`OpenPlugin::table`] is one.
+    #[must_use]
+    pub fn interface(&self) -> InterfaceGetter {
+        self.interface
+    }
+
     /// What it says of itself.
     #[must_use]
     pub fn metadata(&self) -> &Arc<PluginMetadata> {
@@ -279,5 +286,5 @@ fn plugin_of(
     let descriptors: Vec<_> =
         runtime::descriptors(table).map_err(|error| refused(error.to_string()))?.into_iter().map(Arc::new).collect();
     check_descriptors(descriptors.iter().map(Arc::as_ref)).map_err(refused)?;
-    Ok(OpenPlugin { metadata: Arc::new(metadata), table, descriptors, sha256 })
+    Ok(OpenPlugin { metadata: Arc::new(metadata), interface, table, descriptors, sha256 })
 }
