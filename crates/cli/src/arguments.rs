@@ -141,6 +141,9 @@ pub struct Run {
     /// Tokens that are computed at once; longer prompts are cut
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub max_batch_tokens: usize,
+    /// How a GGUF file's matrices are kept: auto, quantised (small) or dequantised (exact)
+    #[arg(long, value_name = "HOW", default_value = "auto", value_parser = ["auto", "quantised", "dequantised"])]
+    pub weights: String,
     /// Go on after a token that ends the text
     #[arg(long)]
     pub ignore_end: bool,

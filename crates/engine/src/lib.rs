@@ -23,6 +23,7 @@ pub mod tokenizer;
 
 pub use engine::{Engine, EngineOptions, Event, FinishReason, GenerateOutput, Generation, Prompt, Stats};
 pub use error::{BackendFailure, EngineError, RefusedRequest, Result};
+pub use gguf::Weights;
 pub use layers::{LayerChoice, LayerPlan, LayerProvider, ModelChoice};
 pub use model::LoadedModel;
 pub use sampling::Sampling;

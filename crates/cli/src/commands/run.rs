@@ -7,7 +7,9 @@ use crate::{
     output, setup,
 };
 use attache_core::LayerRequest;
-use attache_engine::{Engine, EngineOptions, FinishReason, GenerateOutput, LayerPlan, LoadedModel, Prompt, Sampling};
+use attache_engine::{
+    Engine, EngineOptions, FinishReason, GenerateOutput, LayerPlan, LoadedModel, Prompt, Sampling, Weights,
+};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::{io, ops::ControlFlow, time::Duration};
@@ -100,7 +102,12 @@ pub fn run(common: &Common, flags: &Run) -> Outcome {
     };
     let (_, registry) = setup::registry(common)?;
     let bar = loading(&flags.model);
-    let engine = LoadedModel::load(&flags.model).and_then(|model| Engine::new(model, &registry, options));
+    let weights = match flags.weights.as_str() {
+        "quantised" => Weights::Quantised,
+        "dequantised" => Weights::Dequantised,
+        _ => Weights::Auto,
+    };
+    let engine = LoadedModel::load_as(&flags.model, weights).and_then(|model| Engine::new(model, &registry, options));
     bar.finish_and_clear();
     let mut engine = engine?;
 

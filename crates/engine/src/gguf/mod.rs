@@ -30,6 +30,24 @@ use std::{
 /// The architectures that the engine runs.
 pub const ARCHITECTURES: &str = "llama and gemma3";
 
+/// How matrices are kept in memory.
+///
+/// In the file's own format they are small, and activations are rounded to 8 bits for each product.
+/// In f32 they take four bytes an element, and products are those of the file's numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Weights {
+    /// In f32 where all of them take at most 4 GiB so, else in the file's format.
+    #[default]
+    Auto,
+    /// In the file's format.
+    Quantised,
+    /// In f32.
+    Dequantised,
+}
+
+/// Bytes up to which [`Weights::Auto`] keeps matrices in f32.
+const AUTO_LIMIT: u64 = 4 << 30;
+
 /// An open GGUF file.
 #[derive(Debug)]
 pub struct GgufFile {
@@ -38,6 +56,7 @@ pub struct GgufFile {
     metadata: Metadata,
     reader: BufReader<File>,
     length: u64,
+    weights: Weights,
     /// Tensors that a model has asked for.
     used: BTreeSet<String>,
 }
@@ -64,7 +83,15 @@ impl GgufFile {
             .map_err(|error| unreadable(first_line(&error)))?;
         let mut content = content;
         let metadata = Metadata::new(std::mem::take(&mut content.metadata));
-        Ok(Self { path: path.to_owned(), content, metadata, reader, length, used: BTreeSet::new() })
+        Ok(Self {
+            path: path.to_owned(),
+            content,
+            metadata,
+            reader,
+            length,
+            weights: Weights::Auto,
+            used: BTreeSet::new(),
+        })
     }
 
     /// The file's path.
@@ -119,7 +146,23 @@ impl GgufFile {
     /// # Errors
     /// When it is missing, has another shape or format, or lies outside the file.
     pub fn matrix(&mut self, name: &str, rows: usize, cols: usize, because: &str) -> Result<Linear, GgufError> {
-        Linear::from_gguf(name, &self.tensor(name, &[rows, cols], because)?)
+        let keep_format = match self.weights {
+            Weights::Quantised => true,
+            Weights::Dequantised => false,
+            Weights::Auto => self.bytes_as_f32() > AUTO_LIMIT,
+        };
+        Linear::from_gguf(name, &self.tensor(name, &[rows, cols], because)?, keep_format)
+    }
+
+    /// Bytes of all tensors in f32.
+    fn bytes_as_f32(&self) -> u64 {
+        let tensors = self.content.tensor_infos.values();
+        tensors.fold(0, |sum, info| sum.saturating_add((info.shape.elem_count() as u64).saturating_mul(4)))
+    }
+
+    /// Chooses how matrices are kept from now on.
+    pub fn set_weights(&mut self, weights: Weights) {
+        self.weights = weights;
     }
 
     /// The vector `name`, which must have `len` values, as `because` says.

@@ -85,18 +85,18 @@ impl Linear {
         Self { rows, cols, format: "F32", weights: Box::new(Float::new(values, cols)) }
     }
 
-    /// A matrix from a GGUF file, in the file's own format.
+    /// A matrix from a GGUF file: in f32, or in the file's own format.
     ///
     /// # Errors
-    /// For a tensor that is no matrix and for formats without a dot product.
-    pub fn from_gguf(name: &str, tensor: &QTensor) -> Result<Self, GgufError> {
+    /// For a tensor that is no matrix and for formats that hold no weights.
+    pub fn from_gguf(name: &str, tensor: &QTensor, keep_format: bool) -> Result<Self, GgufError> {
         let fail = |reason: String| GgufError::Tensor { name: name.to_owned(), reason };
         let (rows, cols) = tensor.shape().dims2().map_err(|error| fail(error.to_string()))?;
         let data = tensor.data().map_err(|error| fail(error.to_string()))?;
         macro_rules! in_blocks {
             ($($dtype:ident $block:ident $name:literal),* $(,)?) => {
                 match tensor.dtype() {
-                    $(GgmlDType::$dtype if takes_width(GgmlDType::$dtype, cols) => {
+                    $(GgmlDType::$dtype if keep_format && takes_width(GgmlDType::$dtype, cols) => {
                         let blocks = Blocks::<candle::$block>::new(&data, rows, cols)
                             .ok_or_else(|| fail(format!("{} bytes are not a {rows} x {cols} matrix", data.len())))?;
                         ($name, Box::new(blocks) as Box<dyn Product>)
@@ -203,7 +203,7 @@ mod tests {
     fn linear(dtype: GgmlDType, rows: usize, cols: usize) -> (Linear, Vec<f32>) {
         let tensor = Tensor::from_vec(noise(rows * cols, 7), (rows, cols), &Device::Cpu).unwrap();
         let tensor = QTensor::quantize(&tensor, dtype).unwrap();
-        let linear = Linear::from_gguf("w", &tensor).unwrap();
+        let linear = Linear::from_gguf("w", &tensor, true).unwrap();
         let dense = tensor.dequantize(&Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap();
         (linear, dense)
     }
@@ -262,7 +262,7 @@ mod tests {
     fn formats_without_a_dot_product_are_refused() {
         let tensor = Tensor::from_vec(noise(512, 1), (2, 256), &Device::Cpu).unwrap();
         let tensor = QTensor::quantize(&tensor, GgmlDType::Q8_1).unwrap();
-        let error = Linear::from_gguf("blk.0.attn_q.weight", &tensor).unwrap_err().to_string();
+        let error = Linear::from_gguf("blk.0.attn_q.weight", &tensor, true).unwrap_err().to_string();
         assert!(error.contains("Q8_1") && error.contains("blk.0.attn_q.weight"), "{error}");
     }
 }

@@ -13,7 +13,7 @@ pub use decoder::Decoder;
 
 use crate::{
     error::{EngineError, Result},
-    gguf::GgufFile,
+    gguf::{GgufFile, Weights},
     tokenizer::Tokenizer,
 };
 use attache_core::plan::{LayerDescription, MlaDimensions};
@@ -109,6 +109,14 @@ impl LoadedModel {
     /// # Errors
     /// When the file cannot be read or its model is not supported.
     pub fn load(model: &str) -> Result<Self> {
+        Self::load_as(model, Weights::Auto)
+    }
+
+    /// As [`LoadedModel::load`], with a say in how a GGUF file's matrices are kept.
+    ///
+    /// # Errors
+    /// As [`LoadedModel::load`].
+    pub fn load_as(model: &str, weights: Weights) -> Result<Self> {
         if model == BUNDLED {
             return Self::bundled();
         }
@@ -117,6 +125,7 @@ impl LoadedModel {
             return tiny_hybrid::from_folder(path);
         }
         let mut file = GgufFile::open(path)?;
+        file.set_weights(weights);
         let gguf = |source| EngineError::Gguf { path: path.to_owned(), source };
         let decoder = match file.architecture().map_err(gguf)? {
             gemma3::ARCHITECTURE => gemma3::load(&mut file),
