@@ -93,6 +93,10 @@ pub enum Command {
     Explain(Box<Explain>),
     /// List plugins and their backends
     List(List),
+    /// Show what each backend claims, side by side
+    Matrix(Matrix),
+    /// Show the machine, the configuration with origins, and what was found where
+    Doctor,
     /// Work with files of one attention call
     Case(Case),
 }
@@ -156,6 +160,9 @@ pub struct Plan {
     /// A config.json, a GGUF file, a folder of the bundled form, or tiny-hybrid
     #[arg(value_name = "MODEL")]
     pub model: String,
+    /// What would have to change for a backend to serve each layer: backend=NAME
+    #[arg(long, value_name = "backend=NAME")]
+    pub what_if: Option<String>,
     #[command(flatten)]
     pub engine: Engine,
 }
@@ -249,6 +256,20 @@ pub struct List {
     /// Also what is shadowed, skipped, refused or broken, and where was searched
     #[arg(long)]
     pub all: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Matrix {
+    /// How it is printed
+    #[arg(long, value_enum, default_value_t = MatrixFormat::Terminal)]
+    pub format: MatrixFormat,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum MatrixFormat {
+    Terminal,
+    Markdown,
+    Html,
 }
 
 #[derive(Args, Debug)]

@@ -39,6 +39,8 @@ fn main() -> ExitCode {
         Command::Plan(plan) => commands::plan::run(common, plan),
         Command::Explain(explain) => commands::explain::run(common, explain),
         Command::List(list) => commands::list::run(common, list),
+        Command::Matrix(matrix) => commands::matrix::run(common, matrix),
+        Command::Doctor => commands::doctor::run(common),
         Command::Case(case) => commands::case::run(common, &case.command),
     };
     exit::report(outcome, common.verbose)

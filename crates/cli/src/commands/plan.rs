@@ -5,7 +5,13 @@ use crate::{
     exit::{Code, Failure, Outcome},
     output, setup,
 };
-use attache_core::plan::{EngineConfig, ModelDescription, ModelPlan, PlannedLayer, describe};
+use attache_core::{
+    Kind, LayerRequest,
+    plan::{EngineConfig, ModelDescription, ModelPlan, PlannedLayer, describe},
+    registry::Registry,
+    selector::{Candidate, Scope, smallest_changes},
+    verdict::verdict,
+};
 use attache_engine::LoadedModel;
 use comfy_table::Table;
 use std::path::Path;
@@ -27,6 +33,9 @@ pub fn run(common: &Common, flags: &Plan) -> Outcome {
         EngineConfig { dtype: description.dtype.unwrap_or(EngineConfig::default().dtype), ..EngineConfig::default() };
     let engine = setup::engine_config(&flags.engine, default)?;
     let (_, registry) = setup::registry(common)?;
+    if let Some(what_if) = &flags.what_if {
+        return self::what_if(common, &registry, &description, &engine, what_if);
+    }
     let plan = registry.plan(&description, &engine)?;
     if common.json {
         output::json(&plan)?;
@@ -42,6 +51,64 @@ pub fn run(common: &Common, flags: &Plan) -> Outcome {
     ))?;
     output::line(table(&plan))?;
     output::warnings(&plan.warnings);
+    Ok(())
+}
+
+/// What would have to change for one backend to serve each layer.
+fn what_if(
+    common: &Common,
+    registry: &Registry,
+    description: &ModelDescription,
+    engine: &EngineConfig,
+    asked: &str,
+) -> Outcome {
+    let Some(name) = asked.strip_prefix("backend=").map(str::to_ascii_uppercase) else {
+        return Err(Failure::usage(format!("--what-if '{asked}'; valid: backend=NAME")));
+    };
+    let candidates = registry.candidates();
+    let Some(candidate) = candidates.iter().find(|candidate| candidate.name() == name) else {
+        let mut valid: Vec<&str> = candidates.iter().map(Candidate::name).collect();
+        valid.sort_unstable();
+        valid.dedup();
+        return Err(Failure::usage(format!("--what-if backend={name}; valid: {}", valid.join(", "))));
+    };
+    let device = registry.device();
+    let mut groups: Vec<(Vec<usize>, Kind, LayerRequest)> = Vec::new();
+    for layer in description.layers.iter().filter(|layer| layer.state_space.is_none()) {
+        let request = layer.request(engine);
+        match groups.iter_mut().find(|(_, kind, other)| *kind == layer.kind && *other == request) {
+            Some((indices, ..)) => indices.push(layer.index),
+            None => groups.push((vec![layer.index], layer.kind, request)),
+        }
+    }
+    let answers: Vec<serde_json::Value> = groups
+        .iter()
+        .map(|(indices, kind, request)| {
+            let reasons = verdict(&candidate.descriptor, request, &device).reasons;
+            let changes = smallest_changes(&candidate.descriptor, request, &device, Scope::Model, 4);
+            serde_json::json!({
+                "layers": indices, "kind": kind, "backend": name, "valid": reasons.is_empty(), "reasons": reasons,
+                "changes": changes.map(|(changes, _)| changes),
+            })
+        })
+        .collect();
+    if common.json {
+        output::json(&answers)?;
+        return Ok(());
+    }
+    let mut table = output::table(&["layers", "kind", "reasons", "what would have to change"]);
+    for ((indices, kind, request), _) in groups.iter().zip(&answers) {
+        let reasons = verdict(&candidate.descriptor, request, &device).reasons;
+        let changes = smallest_changes(&candidate.descriptor, request, &device, Scope::Model, 4);
+        let changes = match (reasons.is_empty(), changes) {
+            (true, _) => "nothing".to_owned(),
+            (false, Some((changes, _))) => changes.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "),
+            (false, None) => "no set of up to four changes would do".to_owned(),
+        };
+        let reasons = if reasons.is_empty() { "valid".to_owned() } else { reasons.join(", ") };
+        table.add_row([ranges(indices), kind.to_string(), reasons, changes]);
+    }
+    output::line(table)?;
     Ok(())
 }
 
@@ -61,7 +128,7 @@ pub fn table(plan: &ModelPlan) -> Table {
     let mut table = output::table(&["layers", "kind", "heads", "head size", "features", "backend", "source", "why"]);
     for (indices, layer) in groups {
         let request = layer.request.as_ref();
-        let heads = |request: &attache_core::LayerRequest| {
+        let heads = |request: &LayerRequest| {
             let number = |value: Option<u32>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
             match request.num_kv_heads {
                 Some(_) => format!("{}/{}", number(request.num_heads), number(request.num_kv_heads)),

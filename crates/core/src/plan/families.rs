@@ -8,6 +8,7 @@ use crate::{
     request::{AttentionType, Dtype},
 };
 use serde_json::Value;
+use std::borrow::Cow;
 
 /// A configuration that cannot be planned.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,12 +81,33 @@ const FAMILIES: &[&str] = &[
     "attache_tiny_hybrid",
 ];
 
+/// Python writes `Infinity` and `NaN` where JSON has no word; no field that is read holds one, so
+/// that they may stand as null.
+fn without_infinities(text: &str) -> Cow<'_, str> {
+    if !text.contains("Infinity") && !text.contains("NaN") {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    for (index, part) in text.split('"').enumerate() {
+        if index > 0 {
+            out.push('"');
+        }
+        // Every other part is a string; one with an escaped quote comes out of step and is refused.
+        if index % 2 == 0 {
+            out.push_str(&part.replace("-Infinity", "null").replace("Infinity", "null").replace("NaN", "null"));
+        } else {
+            out.push_str(part);
+        }
+    }
+    Cow::Owned(out)
+}
+
 /// Reads a `config.json`.
 ///
 /// # Errors
 /// For text that is not JSON, a family that is not known, and fields that are missing or wrong.
 pub fn describe(text: &str) -> Result<ModelDescription> {
-    let value: Value = serde_json::from_str(text).map_err(|error| ModelConfigError::NotJson(error.to_string()))?;
+    let value: Value = serde_json::from_str(&without_infinities(text)).map_err(|error| ModelConfigError::NotJson(error.to_string()))?;
     let Value::Object(_) = &value else {
         return Err(ModelConfigError::NotJson("it is not an object".to_owned()));
     };
@@ -461,6 +483,12 @@ mod tests {
 
     fn kinds(text: &str) -> Vec<Kind> {
         describe(text).expect("a known family").layers.iter().map(|layer| layer.kind).collect()
+    }
+
+    #[test]
+    fn pythons_infinities_are_read() {
+        let text = r#"{"model_type": "mamba2", "num_hidden_layers": 2, "hidden_size": 64, "time_step_limit": [0.0, Infinity], "x": "NaN"}"#;
+        assert_eq!(describe(text).expect("a model").layers.len(), 2);
     }
 
     #[test]
