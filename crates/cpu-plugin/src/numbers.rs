@@ -46,7 +46,7 @@ impl Number for bf16 {
     }
 }
 
-/// Runs `$body` with `$type` standing for the Rust type of a [`DataType`]; other types than f32, f16
+/// Runs `$body` with `$type` standing for the Rust type of a [`DataType`](attache_sdk::DataType); other types than f32, f16
 /// and bf16 are an error.
 #[macro_export]
 macro_rules! with_number {

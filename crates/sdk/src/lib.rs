@@ -78,3 +78,8 @@ pub mod private {
         private::{abi_stable, inventory},
     };
 }
+
+/// The example of docs/vendors.md, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/vendors.md")]
+struct VendorsDocument;

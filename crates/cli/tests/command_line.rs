@@ -1,0 +1,281 @@
+//! The program as people call it: JSON shapes, exit codes, one clear line for each error.
+
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::Value;
+use std::{
+    collections::HashMap,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+use tempfile::TempDir;
+
+/// The program in an empty directory, with an empty environment.
+struct Attache {
+    directory: TempDir,
+}
+
+impl Attache {
+    fn new() -> Self {
+        Self { directory: TempDir::new().expect("a directory") }
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_attache"));
+        command.args(arguments).current_dir(self.directory.path()).env_clear().env("HOME", self.directory.path());
+        command
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("it starts")
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.directory.path().join(name).display().to_string()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        let output = self.run(arguments);
+        let text = String::from_utf8(output.stdout).expect("text");
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {text}"))
+    }
+
+    /// The one line of an error, and the exit code.
+    fn error(&self, arguments: &[&str]) -> (i32, String) {
+        let output = self.run(arguments);
+        let text = String::from_utf8(output.stderr).expect("text");
+        let line = text.lines().find(|line| line.starts_with("error:")).unwrap_or_default().to_owned();
+        assert!(!text.contains("panicked"), "{arguments:?}: {text}");
+        (output.status.code().expect("no signal"), line)
+    }
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn run_prints_a_plan_and_text_and_the_same_text_again() {
+    let attache = Attache::new();
+    let arguments = ["run", "--json", "--max-tokens", "20", "--prompt", "Once upon a time", "--prompt", "The "];
+    let report = attache.json(&arguments);
+    assert_eq!(keys(&report), ["plan", "outputs", "stats"]);
+    let backends: Vec<&str> =
+        report["plan"].as_array().unwrap().iter().map(|p| p["backend"].as_str().unwrap()).collect();
+    assert_eq!(backends, ["CPU_ATTN", "CPU_MLA", "CPU_ATTN", "CPU_MLA"]);
+    let output = &report["outputs"][0];
+    assert_eq!(output["prompt"], "Once upon a time");
+    assert_eq!(output["prompt_tokens"].as_array().unwrap().len(), 17);
+    assert_eq!(output["tokens"].as_array().unwrap().len(), 20);
+    for rate in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
+        assert!(report["stats"][rate].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(attache.json(&arguments)["outputs"], report["outputs"]);
+    let alone = attache.json(&["run", "--json", "--max-tokens", "20", "--prompt", "The "]);
+    assert_eq!(alone["outputs"][0]["text"], report["outputs"][1]["text"], "a prompt's text does not depend on others");
+
+    let sampled = |seed: &str| {
+        let temperature = ["--temperature", "1.5", "--seed", seed];
+        let arguments = [&["run", "--json", "--max-tokens", "30", "--prompt", "The "][..], &temperature[..]].concat();
+        attache.json(&arguments)["outputs"][0]["text"].clone()
+    };
+    assert_eq!(sampled("3"), sampled("3"));
+    assert_ne!(sampled("3"), sampled("4"));
+
+    let output = attache.run(&["run", "--max-tokens", "20", "--prompt", "Once upon a time", "--prompt", "The "]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    let plan = text.find("mla_attention").expect("the plan");
+    let first = text.find("Once upon a time,").expect("the text");
+    let rates = text.find("tokens/s").expect("the rates");
+    assert!(plan < first && first < rates, "{text}");
+}
+
+#[test]
+fn explain_has_the_documented_shape_and_obeys_overrides() {
+    let attache = Attache::new();
+    let explanation = attache.json(&["explain", "--json", "--use-mla", "--head-size", "576"]);
+    let expected = ["request", "kind", "wanted", "chosen", "error", "candidates", "warnings"];
+    assert_eq!(keys(&explanation)[..7], expected);
+    assert_eq!(
+        (&explanation["kind"], &explanation["chosen"]),
+        (&Value::from("mla_attention"), &Value::from("CPU_MLA"))
+    );
+    assert_eq!((&explanation["wanted"], &explanation["error"]), (&Value::Null, &Value::Null));
+    let candidate = &explanation["candidates"][1];
+    assert_eq!(keys(candidate), ["name", "platform", "version", "source", "rank", "valid", "reasons"]);
+    assert_eq!(candidate["reasons"][0], "MLA not supported");
+
+    let wanted = attache.json(&["explain", "--json", "--use-mla", "--backend", "cpu_attn"]);
+    assert_eq!(wanted["wanted"]["name"], "CPU_ATTN");
+    assert_eq!(wanted["wanted"]["source"], "flag --backend");
+    assert!(wanted["error"].as_str().unwrap().contains("MLA not supported"));
+    let per_kind =
+        ["explain", "--json", "--use-mla", "--backend", "CPU_ATTN", "--backend-per-kind", "mla_attention=CPU_MLA"];
+    assert_eq!(attache.json(&per_kind)["chosen"], "CPU_MLA");
+}
+
+#[test]
+fn plan_reads_configurations_and_refuses_unknown_families_by_name() {
+    let attache = Attache::new();
+    let plan = attache.json(&["plan", "tiny-hybrid", "--json"]);
+    assert_eq!(keys(&plan), ["model", "device", "layers", "kv_layout", "block_size", "warnings"]);
+    assert_eq!(plan["layers"].as_array().unwrap().len(), 8);
+    assert_eq!(keys(&plan["layers"][0])[..4], ["index", "kind", "backend", "request"]);
+    assert_eq!(plan["block_size"], 16);
+    let config = attache.path("config.json");
+    let llama = r#"{"model_type": "llama", "num_hidden_layers": 3, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "hidden_size": 512, "torch_dtype": "bfloat16"}"#;
+    std::fs::write(&config, llama).expect("written");
+    let plan = attache.json(&["plan", &config, "--json", "--block-size", "48"]);
+    assert_eq!((plan["layers"][2]["backend"].as_str(), plan["block_size"].as_u64()), (Some("CPU_ATTN"), Some(48)));
+    std::fs::write(&config, r#"{"model_type": "unheard_of"}"#).expect("written");
+    let (code, line) = attache.error(&["plan", &config]);
+    assert!(code == 1 && line.contains("unheard_of"), "{code} {line}");
+    let what_if = attache.json(&["plan", "tiny-hybrid", "--what-if", "backend=CPU_MLA", "--json"]);
+    assert_eq!(what_if[0]["valid"], false);
+    assert!(what_if[0]["changes"].as_array().is_some_and(|changes| !changes.is_empty()), "{what_if}");
+}
+
+#[test]
+fn exit_codes_and_clear_lines() {
+    let attache = Attache::new();
+    let text = attache.path("text.so");
+    std::fs::write(&text, "just text").expect("written");
+    let broken = attache.path("broken.gguf");
+    std::fs::write(&broken, b"GGUF\x03\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff").expect("written");
+    let directory = attache.directory.path().display().to_string();
+    for (arguments, code, part) in [
+        (vec!["explain", "--backend", "NOPE"], 3, "valid: CPU_ATTN, CPU_MLA"),
+        (vec!["explain", "--backend", "CPU_ATN"], 3, "did you mean 'CPU_ATTN'?"),
+        (vec!["explain", "--use-mla", "--backend", "CPU_ATTN"], 3, "MLA not supported"),
+        (vec!["explain", "--use-sparse"], 3, "sparse not supported"),
+        (vec!["run", "--backend", "CPU_ATTN", "--max-tokens", "1"], 3, "MLA not supported"),
+        (vec!["explain", "--head-size", "0"], 2, "head_size is 0"),
+        (vec!["explain", "--head-size", "-1"], 2, ""),
+        (vec!["explain", "--dtype", "f64"], 2, "valid: f32, f16, bf16"),
+        (vec!["explain", "--kv-cache-dtype", "fp9"], 2, "unknown kv_cache_dtype 'fp9'"),
+        (vec!["explain", "--kind", "mla"], 2, "mla_attention"),
+        (vec!["explain", "--backend-per-kind", "mla=CPU_MLA"], 2, "sliding_window_mla"),
+        (vec!["explain", "--device", "cuda:x.y:z"], 3, "no backend can serve"),
+        (vec!["explain", "--nope"], 2, ""),
+        (vec!["explain", "--config", "missing.toml"], 2, "missing.toml"),
+        (vec!["explain", "--plugin", &text], 4, "text.so"),
+        (vec!["explain", "--plugin", "missing.attache.toml"], 4, "missing.attache.toml"),
+        (vec!["plan", "missing.json"], 1, "missing.json"),
+        (vec!["plan", "missing.gguf"], 1, "missing.gguf"),
+        (vec!["plan", &broken], 1, "broken.gguf"),
+        (vec!["run", "--model", &directory], 1, "config.json"),
+        (vec!["run", "--temperature=-1"], 2, "--temperature -1"),
+        (vec!["run", "--temperature", "nan"], 2, "--temperature"),
+        (vec!["case", "run", &text, "--out", "out.safetensors"], 2, "safetensors"),
+        (vec!["case", "run", "missing", "--out", "out.safetensors"], 2, "missing"),
+    ] {
+        let (found, line) = attache.error(&arguments);
+        assert!(found == code && line.contains(part), "{arguments:?}: {found} (wanted {code}): {line}");
+    }
+    let output = attache.command(&["explain"]).env("ATTACHE_BACKND", "x").output().expect("it starts");
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("did you mean 'ATTACHE_BACKEND'?"), "{text}");
+    let output =
+        attache.command(&["explain", "--use-mla"]).env("ATTACHE_BACKEND", "CPU_ATTN").output().expect("it starts");
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8(output.stderr).expect("text").contains("environment ATTACHE_BACKEND"));
+    assert_eq!(attache.run(&["--version"]).status.code(), Some(0));
+}
+
+#[test]
+fn list_and_doctor_show_the_linked_in_plugins() {
+    let attache = Attache::new();
+    let list = attache.json(&["list", "--all", "--json"]);
+    let names: Vec<&str> = list["plugins"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cpu", "mla"], "as many as this program links");
+    assert!(!list["searched"].as_array().unwrap().is_empty());
+    std::fs::write(attache.path("attache.toml"), "[plugins]\ndeny = [\"mla\"]\n").expect("written");
+    let doctor = attache.json(&["doctor", "--json"]);
+    let denied = doctor["settings"].as_array().unwrap().iter().find(|setting| setting["key"] == "deny").unwrap();
+    assert_eq!((&denied["value"], &denied["origin"]), (&Value::from("MLA"), &Value::from("file attache.toml")));
+    assert_eq!(attache.run(&["explain", "--use-mla"]).status.code(), Some(3));
+}
+
+#[test]
+fn a_closed_pipe_is_not_an_error_and_colours_are_off_on_demand() {
+    let attache = Attache::new();
+    let mut child =
+        attache.command(&["matrix"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().expect("it ends");
+    assert!(String::from_utf8(output.stderr).expect("text").is_empty());
+    let output =
+        attache.command(&["explain"]).env("ATTACHE_LOG", "debug").env("NO_COLOR", "1").output().expect("it starts");
+    let log = String::from_utf8(output.stderr).expect("text");
+    assert!(log.contains("backend chosen") && !log.contains('\u{1b}'), "{log}");
+}
+
+/// Writes a case of zeros for q and k and ones for v: every output is exactly 1.
+fn write_case(path: &Path, extra: &[(&str, &str)]) {
+    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let integers = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+    let q = bytes(&[0.0; 3 * 4 * 8]);
+    let k = bytes(&[0.5; 9 * 2 * 8]);
+    let v = bytes(&[1.0; 9 * 2 * 8]);
+    let (starts, lens) = (integers(&[0, 1, 3]), integers(&[4, 5]));
+    let tensors = [
+        ("q", Dtype::F32, vec![3, 4, 8], &q),
+        ("k", Dtype::F32, vec![9, 2, 8], &k),
+        ("v", Dtype::F32, vec![9, 2, 8], &v),
+        ("query_start_loc", Dtype::I32, vec![3], &starts),
+        ("seq_lens", Dtype::I32, vec![2], &lens),
+    ];
+    let tensors =
+        tensors.map(|(name, dtype, shape, data)| (name, TensorView::new(dtype, shape, data).expect("a tensor")));
+    let metadata: HashMap<String, String> =
+        extra.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    std::fs::write(path, safetensors::serialize(tensors, Some(metadata)).expect("a file")).expect("written");
+}
+
+#[test]
+fn a_case_runs_from_a_file_into_a_file() {
+    let attache = Attache::new();
+    let (case, out) = (attache.path("case.safetensors"), attache.path("out.safetensors"));
+    let settings =
+        [("scale", "0.35"), ("causal", "true"), ("sliding_window", "3"), ("layout", "NHD"), ("block_size", "7")];
+    write_case(Path::new(&case), &settings);
+    let report = attache.json(&["case", "run", &case, "--out", &out, "--check", "--json"]);
+    assert_eq!(report["backend"], "CPU_ATTN");
+    assert_eq!((report["layout"].as_str(), report["block_size"].as_u64()), (Some("token_major"), Some(7)));
+    let bytes = std::fs::read(&out).expect("the output");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let values = |name: &str| -> Vec<f32> {
+        let tensor = tensors.tensor(name).expect(name);
+        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    assert_eq!(tensors.tensor("out").expect("out").shape(), [3, 4, 8]);
+    assert!(values("out").iter().all(|value| *value == 1.0));
+    assert_eq!(tensors.tensor("lse").expect("lse").shape(), [4, 3]);
+    assert!(values("lse").iter().all(|lse| (lse - 3_f32.ln()).abs() < 1e-6), "three keys of logit 0");
+    write_case(Path::new(&case), &[("scale", "0.35"), ("colour", "blue")]);
+    let (code, line) = attache.error(&["case", "run", &case, "--out", &out]);
+    assert!(code == 2 && line.contains("colour"), "{code} {line}");
+}
+
+#[test]
+fn documents_are_not_stale() {
+    let operators = include_str!("../../../docs/operators.md");
+    for variable in attache_core::config::VARIABLES {
+        let row = format!("| `{}` | {} |", variable.name, variable.help);
+        assert!(operators.contains(&row), "docs/operators.md lacks: {row}");
+    }
+    let example = operators.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("an example");
+    let flags = attache_core::config::Overrides::default();
+    let config = attache_core::config::Config::resolve(Some((Path::new("attache.toml"), example)), [], &flags);
+    assert!(config.is_ok(), "{config:?}");
+    let cases = include_str!("../../../docs/cases.md");
+    for name in attache_conformance::case::TENSORS.iter().chain(attache_conformance::case::METADATA_KEYS) {
+        assert!(cases.contains(&format!("| `{name}` |")), "docs/cases.md lacks {name}");
+    }
+    let attache = Attache::new();
+    let output = attache.run(&["matrix", "--format", "markdown"]);
+    let matrix = String::from_utf8(output.stdout).expect("text");
+    let document = include_str!("../../../docs/matrix.md");
+    assert!(document.ends_with(&matrix), "docs/matrix.md is stale; it should end with:\n{matrix}");
+}
