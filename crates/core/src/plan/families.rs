@@ -107,7 +107,8 @@ fn without_infinities(text: &str) -> Cow<'_, str> {
 /// # Errors
 /// For text that is not JSON, a family that is not known, and fields that are missing or wrong.
 pub fn describe(text: &str) -> Result<ModelDescription> {
-    let value: Value = serde_json::from_str(&without_infinities(text)).map_err(|error| ModelConfigError::NotJson(error.to_string()))?;
+    let value: Value = serde_json::from_str(&without_infinities(text))
+        .map_err(|error| ModelConfigError::NotJson(error.to_string()))?;
     let Value::Object(_) = &value else {
         return Err(ModelConfigError::NotJson("it is not an object".to_owned()));
     };
