@@ -6,7 +6,8 @@
 use crate::{
     block_manager::BlockManager,
     error::{EngineError, RefusedRequest, Result},
-    layers::{LayerPlan, LayerProvider, Layers, StepAttention, StepBatch},
+    gguf::Weights,
+    layers::{LayerPlan, LayerProvider, Layers, ModelChoice, StepAttention, StepBatch},
     model::LoadedModel,
     pool::Pool,
     sampling::{Sampler, Sampling},
@@ -54,6 +55,29 @@ impl Default for EngineOptions {
             max_num_tokens: 512,
             max_context: None,
         }
+    }
+}
+
+impl EngineOptions {
+    fn check(&self) -> Result<()> {
+        for (name, value) in [
+            ("max_num_requests", Some(self.max_num_requests)),
+            ("max_num_tokens", Some(self.max_num_tokens)),
+            ("num_blocks", self.num_blocks),
+            ("cache_tokens", self.cache_tokens),
+            ("max_context", self.max_context),
+            ("block_size", self.config.block_size.map(|size| size as usize)),
+        ] {
+            // Batches cross the ABI as i32.
+            if let Some(value) = value.filter(|value| !(1..=i32::MAX as usize).contains(value)) {
+                return Err(EngineError::Option {
+                    name,
+                    found: value.to_string(),
+                    expected: format!("1 to {}", i32::MAX),
+                });
+            }
+        }
+        Ok(())
     }
 }
 
@@ -187,20 +211,25 @@ impl Engine {
     /// # Errors
     /// For options that make no sense, layers without a backend, and backends that refuse.
     pub fn new(model: LoadedModel, provider: &dyn LayerProvider, options: EngineOptions) -> Result<Self> {
-        for (name, value) in [
-            ("max_num_requests", Some(options.max_num_requests)),
-            ("max_num_tokens", Some(options.max_num_tokens)),
-            ("num_blocks", options.num_blocks),
-            ("cache_tokens", options.cache_tokens),
-            ("max_context", options.max_context),
-            ("block_size", options.config.block_size.map(|size| size as usize)),
-        ] {
-            // Batches cross the ABI as i32.
-            if value.is_some_and(|value| value == 0 || value > i32::MAX as usize) {
-                let found = value.unwrap_or_default().to_string();
-                return Err(EngineError::Option { name, found, expected: format!("1 to {}", i32::MAX) });
-            }
-        }
+        options.check()?;
+        let choice =
+            provider.backends(&model.decoder.description(), &options.config).map_err(EngineError::NoBackend)?;
+        Self::on(choice, model, options)
+    }
+
+    /// Finds the backends of a model's layers first, and then reads its weights: what no backend can
+    /// serve is refused at once. `model` and `weights` as for [`LoadedModel::load_as`].
+    ///
+    /// # Errors
+    /// As [`Engine::new`] and [`LoadedModel::load`].
+    pub fn load(model: &str, weights: Weights, provider: &dyn LayerProvider, options: EngineOptions) -> Result<Self> {
+        options.check()?;
+        let description = LoadedModel::describe(model)?;
+        let choice = provider.backends(&description, &options.config).map_err(EngineError::NoBackend)?;
+        Self::on(choice, LoadedModel::load_as(model, weights)?, options)
+    }
+
+    fn on(choice: ModelChoice, model: LoadedModel, options: EngineOptions) -> Result<Self> {
         let model_context = model.decoder.max_context();
         let max_context = options.max_context.map_or(model_context, |asked| asked.min(model_context));
         let pool = Pool::new(options.threads);
@@ -221,9 +250,8 @@ impl Engine {
             Ok(wanted.min(all).clamp(1, i32::MAX as usize))
         };
         let layers = Layers::create(
-            &model.decoder.description(),
+            choice,
             model.decoder.attention_layers(),
-            provider,
             &options.config,
             HostServices::new(pool.clone()),
             &limits,

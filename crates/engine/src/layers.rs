@@ -178,19 +178,16 @@ fn config<'a>(
 }
 
 impl Layers {
-    /// Chooses a backend for each layer and makes the layers. The caches come with
-    /// [`Layers::allocate`], once their number of blocks is known.
+    /// Makes the layers on their backends, and their caches once the number of blocks is known.
     pub(crate) fn create<'a>(
-        model: &ModelDescription,
+        choice: ModelChoice,
         attention: impl Iterator<Item = &'a LayerAttention>,
-        provider: &dyn LayerProvider,
         engine: &EngineConfig,
         services: HostServices,
         limits: &BatchLimits,
         num_blocks: impl FnOnce(u64, usize) -> Result<usize>,
     ) -> Result<Self> {
         let attention: Vec<&LayerAttention> = attention.collect();
-        let choice = provider.backends(model, engine).map_err(EngineError::NoBackend)?;
         if choice.layers.len() != attention.len() {
             return Err(EngineError::Internal(format!(
                 "{} backends were given for {} layers",

@@ -1,7 +1,7 @@
 //! The next token from logits.
 //!
-//! Owns the choice and its randomness. A request's random numbers depend on its seed alone, so that
-//! a text does not depend on what else is in the batch.
+//! Owns the choice and its randomness. A request's random numbers depend on its seed and its place
+//! among the prompts alone, not on what else is in a step.
 
 /// How tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]

@@ -250,8 +250,8 @@ mod tests {
                 }
                 expected.insert(id, tokens);
             }
-            // What the cache of each sequence holds, as a kernel would find it.
-            let mut cache: BTreeMap<usize, Vec<u32>> = BTreeMap::new();
+            // The blocks' slots: what a kernel would find in them. Nobody clears a block.
+            let mut slots = vec![u32::MAX; num_blocks * block_size];
             let mut steps = 0;
             while !scheduler.is_empty() {
                 let step = scheduler.schedule().expect("a step");
@@ -265,10 +265,13 @@ mod tests {
                     prop_assert!(piece.count > 0);
                     prop_assert!(sequence.blocks.len() * block_size >= piece.start + piece.count);
                     owned.extend(&sequence.blocks);
-                    let cache = cache.entry(piece.id).or_default();
-                    cache.truncate(piece.start);
-                    prop_assert_eq!(cache.len(), piece.start, "no token is left out");
-                    cache.extend(&sequence.tokens[piece.start..piece.start + piece.count]);
+                    let slot = |position: usize| {
+                        sequence.blocks[position / block_size] as usize * block_size + position % block_size
+                    };
+                    let end = piece.start + piece.count;
+                    (piece.start..end).for_each(|position| slots[slot(position)] = sequence.tokens[position]);
+                    let seen: Vec<u32> = (0..end).map(|position| slots[slot(position)]).collect();
+                    prop_assert_eq!(&seen, &sequence.tokens[..end], "each token is in its own slot");
                 }
                 let count = owned.len();
                 owned.sort_unstable();
@@ -277,7 +280,7 @@ mod tests {
                 for piece in step {
                     let sequence = scheduler.sequence(piece.id).expect("in the step");
                     let more = sequence.tokens.len() < sequence.max_len;
-                    let token = (piece.samples && more).then(|| next(&cache[&piece.id]));
+                    let token = (piece.samples && more).then(|| next(&sequence.tokens));
                     scheduler.advance(piece, token).expect("booked");
                     let sequence = scheduler.sequence(piece.id).expect("in the step");
                     if piece.samples && sequence.tokens.len() == sequence.max_len {

@@ -73,19 +73,22 @@ fn many_prompts(count: usize) -> Vec<Prompt> {
             let len = 3 + (index * 37) % 90;
             let start = (index * 11) % (text.len() - len.min(text.len() - 1));
             let prompt_text = format!("{index} {}", &text[start..(start + len).min(text.len())]);
-            prompt(&prompt_text, 4 + index * 7 % 13)
+            prompt(&prompt_text, 4 + index * 7 % 29)
         })
         .collect()
 }
 
 #[test]
 fn two_hundred_prompts_with_too_few_blocks_get_the_tokens_that_they_get_alone() {
-    let small = EngineOptions { num_blocks: Some(60), max_num_tokens: 160, ..EngineOptions::default() };
+    let mut small = EngineOptions { num_blocks: Some(120), max_num_tokens: 160, ..EngineOptions::default() };
+    small.config.block_size = Some(4);
     let mut together = engine(small);
     let mut alone = engine(EngineOptions::default());
     let prompts = many_prompts(200);
     let output = together.generate(prompts.clone(), &mut |_| ControlFlow::Continue(())).expect("a run");
-    assert!(output.stats.preemptions > 0, "there were blocks enough: the test says nothing");
+    let preempted = output.generations.iter().filter(|generation| generation.preemptions > 0).count();
+    eprintln!("{} preemptions of {preempted} prompts", output.stats.preemptions);
+    assert!(preempted > 20, "there were blocks enough for all but {preempted}: the test says little");
     for (index, (found, prompt)) in output.generations.iter().zip(prompts).enumerate() {
         let expected = run(&mut alone, vec![prompt]).remove(0);
         assert_eq!(found.finish, FinishReason::MaxTokens, "prompt {index}");

@@ -21,7 +21,7 @@ fn description(model: &str) -> Result<ModelDescription, Failure> {
     let path = Path::new(model);
     let config = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     if config.extension().is_none_or(|extension| extension != "json") {
-        return Ok(LoadedModel::load(model)?.decoder.description());
+        return Ok(LoadedModel::describe(model)?);
     }
     let text = std::fs::read_to_string(&config).map_err(|error| Failure::file(&config, error))?;
     describe(&text).map_err(|error| Failure::new(Code::Other, format!("{}: {error}", config.display())))

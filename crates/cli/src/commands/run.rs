@@ -7,9 +7,7 @@ use crate::{
     output, setup,
 };
 use attache_core::LayerRequest;
-use attache_engine::{
-    Engine, EngineOptions, FinishReason, GenerateOutput, LayerPlan, LoadedModel, Prompt, Sampling, Weights,
-};
+use attache_engine::{Engine, EngineOptions, FinishReason, GenerateOutput, LayerPlan, Prompt, Sampling, Weights};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::{io, ops::ControlFlow, time::Duration};
@@ -107,7 +105,7 @@ pub fn run(common: &Common, flags: &Run) -> Outcome {
         "dequantised" => Weights::Dequantised,
         _ => Weights::Auto,
     };
-    let engine = LoadedModel::load_as(&flags.model, weights).and_then(|model| Engine::new(model, &registry, options));
+    let engine = Engine::load(&flags.model, weights, &registry, options);
     bar.finish_and_clear();
     let mut engine = engine?;
 

@@ -78,10 +78,9 @@ impl GgufFile {
         let length = facts.len();
         let mut reader = BufReader::with_capacity(1 << 20, file);
         // candle divides by the file's alignment: 0 is a panic there, and an unusable file here.
-        let content = catch_unwind(AssertUnwindSafe(|| gguf_file::Content::read(&mut reader)))
+        let mut content = catch_unwind(AssertUnwindSafe(|| gguf_file::Content::read(&mut reader)))
             .map_err(|_| unreadable("the reader failed on its header (general.alignment = 0?)".to_owned()))?
             .map_err(|error| unreadable(first_line(&error)))?;
-        let mut content = content;
         let metadata = Metadata::new(std::mem::take(&mut content.metadata));
         Ok(Self {
             path: path.to_owned(),
@@ -156,8 +155,11 @@ impl GgufFile {
 
     /// Bytes of all tensors in f32.
     fn bytes_as_f32(&self) -> u64 {
-        let tensors = self.content.tensor_infos.values();
-        tensors.fold(0, |sum, info| sum.saturating_add((info.shape.elem_count() as u64).saturating_mul(4)))
+        // A file may state any number: candle's own product of the dimensions would overflow.
+        let bytes = |info: &gguf_file::TensorInfo| {
+            info.shape.dims().iter().fold(4, |bytes: u64, dim| bytes.saturating_mul(*dim as u64))
+        };
+        self.content.tensor_infos.values().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Chooses how matrices are kept from now on.

@@ -18,6 +18,23 @@ pub const ARCHITECTURE: &str = "llama";
 /// Llama's rotation base where a file states none.
 const ROPE_BASE: f64 = 10_000.0;
 
+pub(super) fn layers(file: &GgufFile) -> Result<Vec<LayerDescription>, GgufError> {
+    let geometry = file.geometry()?;
+    Ok((0..geometry.block_count).map(|index| description(&geometry, index, geometry.sliding_window)).collect())
+}
+
+/// A layer with grouped-query attention, as the metadata describes it.
+pub(super) fn description(geometry: &Geometry, index: usize, window: Option<u32>) -> LayerDescription {
+    LayerDescription {
+        kind: if window.is_some() { Kind::SlidingWindow } else { Kind::FullAttention },
+        name: format!("blk.{index}"),
+        head_size_v: geometry.value_length,
+        sliding_window: window,
+        softcap: geometry.attn_softcap,
+        ..LayerDescription::new(index, geometry.head_count[index], geometry.head_count_kv[index], geometry.key_length)
+    }
+}
+
 pub(super) fn load(file: &mut GgufFile) -> Result<Decoder, GgufError> {
     let geometry = file.geometry()?;
     // The converter has permuted the rows of q and k, so that neighbours are rotated together.
@@ -41,7 +58,7 @@ pub(super) fn load(file: &mut GgufFile) -> Result<Decoder, GgufError> {
     let mut parts = Parts::new(file, &geometry)?;
     let mut layers = Vec::with_capacity(geometry.block_count);
     for index in 0..geometry.block_count {
-        let description = parts.description(index, geometry.sliding_window);
+        let description = description(&geometry, index, geometry.sliding_window);
         let scale = f64::from(geometry.key_length).powf(-0.5);
         layers.push(Layer {
             attention: LayerAttention { description, scale, kv_b_proj: None },
@@ -74,23 +91,6 @@ impl<'a> Parts<'a> {
         let because = format!("{}.embedding_length = {}", geometry.architecture, geometry.embedding_length);
         let embedding = file.matrix("token_embd.weight", rows, geometry.embedding_length, &because)?;
         Ok(Self { file, geometry, embedding })
-    }
-
-    pub(super) fn description(&self, index: usize, window: Option<u32>) -> LayerDescription {
-        let geometry = self.geometry;
-        LayerDescription {
-            kind: if window.is_some() { Kind::SlidingWindow } else { Kind::FullAttention },
-            name: format!("blk.{index}"),
-            head_size_v: geometry.value_length,
-            sliding_window: window,
-            softcap: geometry.attn_softcap,
-            ..LayerDescription::new(
-                index,
-                geometry.head_count[index],
-                geometry.head_count_kv[index],
-                geometry.key_length,
-            )
-        }
     }
 
     /// A norm over the residual stream.

@@ -16,7 +16,7 @@ use crate::{
     gguf::{GgufFile, Weights},
     tokenizer::Tokenizer,
 };
-use attache_core::plan::{LayerDescription, MlaDimensions};
+use attache_core::plan::{LayerDescription, MlaDimensions, ModelDescription};
 use std::{path::Path, sync::Arc};
 
 /// The name of the model that is part of the program.
@@ -102,6 +102,26 @@ impl LoadedModel {
     /// Only when the program was built from a damaged source tree.
     pub fn bundled() -> Result<Self> {
         tiny_hybrid::bundled()
+    }
+
+    /// What the layers of a model ask for, from its metadata: no weights are read.
+    ///
+    /// # Errors
+    /// As [`LoadedModel::load`], but for what only the weights would show.
+    pub fn describe(model: &str) -> Result<ModelDescription> {
+        let path = Path::new(model);
+        if model == BUNDLED || path.is_dir() {
+            return tiny_hybrid::describe((model != BUNDLED).then_some(path));
+        }
+        let file = GgufFile::open(path)?;
+        let gguf = |source| EngineError::Gguf { path: path.to_owned(), source };
+        let architecture = file.architecture().map_err(gguf)?;
+        let layers = match architecture {
+            gemma3::ARCHITECTURE => gemma3::layers(&file),
+            // `architecture` gives supported names only.
+            _ => llama::layers(&file),
+        };
+        Ok(ModelDescription { model_type: architecture.to_owned(), dtype: None, layers: layers.map_err(gguf)? })
     }
 
     /// Loads `tiny-hybrid`, a GGUF file, or a folder with a model of the bundled form.

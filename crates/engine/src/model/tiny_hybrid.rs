@@ -13,7 +13,7 @@ use crate::{
 };
 use attache_core::{
     Kind,
-    plan::{LayerDescription, MlaDimensions},
+    plan::{LayerDescription, MlaDimensions, ModelDescription},
 };
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
@@ -54,13 +54,27 @@ pub(super) fn bundled() -> Result<LoadedModel> {
     from_bytes(BUNDLED, CONFIG, WEIGHTS)
 }
 
+/// The layers of the bundled model, or of a folder's `config.json`.
+pub(super) fn describe(folder: Option<&Path>) -> Result<ModelDescription> {
+    let (name, config) = match folder {
+        None => (BUNDLED.to_owned(), Config::parse(CONFIG)),
+        Some(folder) => (folder.display().to_string(), Config::parse(&read(folder, "config.json")?)),
+    };
+    let layers = config.and_then(|config| {
+        config.layer_types.iter().enumerate().map(|(index, kind)| config.layer(index, kind)).collect()
+    });
+    let layers = layers.map_err(|reason| EngineError::Model { model: name, reason })?;
+    Ok(ModelDescription { model_type: MODEL_TYPE.to_owned(), dtype: None, layers })
+}
+
 /// Loads `config.json` and `model.safetensors` of a folder.
 pub(super) fn from_folder(folder: &Path) -> Result<LoadedModel> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        std::fs::read(&path).map_err(|source| EngineError::Io { path, source })
-    };
-    from_bytes(&folder.display().to_string(), &read("config.json")?, &read("model.safetensors")?)
+    from_bytes(&folder.display().to_string(), &read(folder, "config.json")?, &read(folder, "model.safetensors")?)
+}
+
+fn read(folder: &Path, name: &str) -> Result<Vec<u8>> {
+    let path = folder.join(name);
+    std::fs::read(&path).map_err(|source| EngineError::Io { path, source })
 }
 
 /// Makes a model from the bytes of its two files.
@@ -69,8 +83,7 @@ pub(super) fn from_folder(folder: &Path) -> Result<LoadedModel> {
 /// When they are damaged or contradict each other.
 pub fn from_bytes(name: &str, config: &[u8], weights: &[u8]) -> Result<LoadedModel> {
     let fail = |reason: String| EngineError::Model { model: name.to_owned(), reason };
-    let config: Config = serde_json::from_slice(config).map_err(|error| fail(format!("config.json: {error}")))?;
-    config.check().map_err(fail)?;
+    let config = Config::parse(config).map_err(fail)?;
     let tensors = SafeTensors::deserialize(weights).map_err(|error| fail(format!("model.safetensors: {error}")))?;
     let decoder = Loader { tensors, config: &config }.decoder().map_err(fail)?;
     let tokenizer = Tokenizer::bytes(config.bos_token_id, config.eos_token_id);
@@ -78,6 +91,12 @@ pub fn from_bytes(name: &str, config: &[u8], weights: &[u8]) -> Result<LoadedMod
 }
 
 impl Config {
+    fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let config: Self = serde_json::from_slice(bytes).map_err(|error| format!("config.json: {error}"))?;
+        config.check()?;
+        Ok(config)
+    }
+
     fn check(&self) -> Result<(), String> {
         if self.model_type != MODEL_TYPE {
             return Err(format!("config.json: model_type '{}'; a folder must hold '{MODEL_TYPE}'", self.model_type));
@@ -121,10 +140,46 @@ impl Config {
                 self.rope_theta, self.rms_norm_eps
             ));
         }
+        if self.layer_types.is_empty() {
+            return Err("config.json: layer_types is empty".to_owned());
+        }
         if let Some(id) = [self.bos_token_id, self.eos_token_id].iter().find(|id| **id as usize >= self.vocab_size) {
             return Err(format!("config.json: token {id}; the vocabulary has {}", self.vocab_size));
         }
         Ok(())
+    }
+
+    /// What a layer asks for.
+    fn layer(&self, index: usize, layer_type: &str) -> Result<LayerDescription, String> {
+        let (kind, has_latent, has_window) = match Kind::parse(layer_type) {
+            Some(kind @ Kind::FullAttention) => (kind, false, false),
+            Some(kind @ Kind::SlidingWindow) => (kind, false, true),
+            Some(kind @ Kind::MlaAttention) => (kind, true, false),
+            Some(kind @ Kind::SlidingWindowMla) => (kind, true, true),
+            _ => {
+                return Err(format!(
+                    "config.json: layer_types[{index}] is '{layer_type}'; valid are full_attention, sliding_window, mla_attention and sliding_window_mla"
+                ));
+            }
+        };
+        let mut description = LayerDescription {
+            name: format!("model.layers.{index}"),
+            kind,
+            sliding_window: has_window.then_some(self.sliding_window),
+            ..LayerDescription::new(index, self.num_attention_heads, self.num_key_value_heads, self.head_dim)
+        };
+        if has_latent {
+            description.num_kv_heads = 1;
+            description.head_size = self.kv_lora_rank + self.qk_rope_head_dim;
+            description.head_size_v = self.kv_lora_rank;
+            description.mla = Some(MlaDimensions {
+                kv_lora_rank: self.kv_lora_rank,
+                qk_nope_head_dim: self.qk_nope_head_dim,
+                qk_rope_head_dim: self.qk_rope_head_dim,
+                v_head_dim: self.v_head_dim,
+            });
+        }
+        Ok(description)
     }
 }
 
@@ -162,9 +217,6 @@ impl Loader<'_> {
         let layers: Result<Vec<_>, String> =
             config.layer_types.iter().enumerate().map(|(index, kind)| self.layer(index, kind)).collect();
         let layers = layers?;
-        if layers.is_empty() {
-            return Err("config.json: layer_types is empty".to_owned());
-        }
         Ok(Decoder {
             model_type: MODEL_TYPE.to_owned(),
             embedding: self.matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size)?,
@@ -181,68 +233,41 @@ impl Loader<'_> {
 
     fn layer(&self, index: usize, layer_type: &str) -> Result<Layer, String> {
         let config = self.config;
-        let kind = Kind::parse(layer_type);
-        let (mla, windowed) = match kind {
-            Some(Kind::FullAttention) => (false, false),
-            Some(Kind::SlidingWindow) => (false, true),
-            Some(Kind::MlaAttention) => (true, false),
-            Some(Kind::SlidingWindowMla) => (true, true),
-            _ => {
-                return Err(format!(
-                    "config.json: layer_types[{index}] is '{layer_type}'; valid are full_attention, sliding_window, mla_attention and sliding_window_mla"
-                ));
-            }
-        };
+        let description = config.layer(index, layer_type)?;
         let (hidden, inter) = (config.hidden_size, config.intermediate_size);
-        let prefix = format!("model.layers.{index}");
-        let heads = config.num_attention_heads;
+        let prefix = description.name.clone();
         let at = |name: &str| format!("{prefix}.{name}.weight");
-        let mut description = LayerDescription {
-            name: prefix.clone(),
-            kind: kind.unwrap_or(Kind::FullAttention),
-            sliding_window: windowed.then_some(config.sliding_window),
-            ..LayerDescription::new(index, heads, config.num_key_value_heads, config.head_dim)
-        };
-        let h = heads as usize;
-        let (attention, projections, output) = if mla {
-            let (latent, rope, nope, value) =
-                (config.kv_lora_rank, config.qk_rope_head_dim, config.qk_nope_head_dim, config.v_head_dim);
-            description.num_kv_heads = 1;
-            description.head_size = latent + rope;
-            description.head_size_v = latent;
-            description.mla = Some(MlaDimensions {
-                kv_lora_rank: latent,
-                qk_nope_head_dim: nope,
-                qk_rope_head_dim: rope,
-                v_head_dim: value,
-            });
-            let [latent, rope, nope, value] = [latent, rope, nope, value].map(|size| size as usize);
+        let heads = config.num_attention_heads as usize;
+        let mla = description.mla;
+        let (attention, projections, output) = if let Some(mla) = mla {
+            let sizes = [mla.kv_lora_rank, mla.qk_rope_head_dim, mla.qk_nope_head_dim, mla.v_head_dim];
+            let [latent, rope, nope, value] = sizes.map(|size| size as usize);
             let projections = Projections::Mla {
-                q: self.matrix(&at("self_attn.q_proj"), h * (nope + rope), hidden)?,
+                q: self.matrix(&at("self_attn.q_proj"), heads * (nope + rope), hidden)?,
                 kv_a: self.matrix(&at("self_attn.kv_a_proj_with_mqa"), latent + rope, hidden)?,
                 kv_a_norm: self.norm(&at("self_attn.kv_a_layernorm"), latent)?,
             };
-            let kv_b = self.values(&at("self_attn.kv_b_proj"), &[h * (nope + value), latent])?;
+            let kv_b = self.values(&at("self_attn.kv_b_proj"), &[heads * (nope + value), latent])?;
             let scale = ((nope + rope) as f64).powf(-0.5);
             let attention = LayerAttention { description, scale, kv_b_proj: Some(Arc::new(kv_b)) };
-            (attention, projections, self.matrix(&at("self_attn.o_proj"), hidden, h * value)?)
+            (attention, projections, self.matrix(&at("self_attn.o_proj"), hidden, heads * value)?)
         } else {
             let (size, kv) = (config.head_dim as usize, config.num_key_value_heads as usize);
             let projections = Projections::Gqa {
-                q: self.matrix(&at("self_attn.q_proj"), h * size, hidden)?,
+                q: self.matrix(&at("self_attn.q_proj"), heads * size, hidden)?,
                 k: self.matrix(&at("self_attn.k_proj"), kv * size, hidden)?,
                 v: self.matrix(&at("self_attn.v_proj"), kv * size, hidden)?,
                 q_norm: None,
                 k_norm: None,
             };
             let attention = LayerAttention { description, scale: (size as f64).powf(-0.5), kv_b_proj: None };
-            (attention, projections, self.matrix(&at("self_attn.o_proj"), hidden, h * size)?)
+            (attention, projections, self.matrix(&at("self_attn.o_proj"), hidden, heads * size)?)
         };
         Ok(Layer {
             attention,
             attn_norm: self.norm(&at("input_layernorm"), hidden)?,
             projections,
-            rope: usize::from(mla),
+            rope: usize::from(mla.is_some()),
             output,
             post_attn_norm: None,
             ffn_norm: self.norm(&at("post_attention_layernorm"), hidden)?,
