@@ -1,7 +1,10 @@
 //! Flags and subcommands.
 
 use attache_core::config::Overrides;
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{NonEmptyStringValueParser, RangedU64ValueParser},
+};
 use std::path::PathBuf;
 
 const EXIT_CODES: &str = "\
@@ -14,6 +17,9 @@ Exit codes:
   5  wrong results (case run --check)
 
 Settings come from attache.toml, then the environment (ATTACHE_…), then flags; the later one wins.";
+
+/// More than any machine has; far more abort the process while their stacks are made.
+const MAX_THREADS: u64 = 1024;
 
 /// Picks, loads and runs attention backends.
 #[derive(Parser, Debug)]
@@ -122,7 +128,7 @@ pub struct Engine {
 #[derive(Args, Debug)]
 pub struct Run {
     /// A GGUF file, a folder of the bundled form, or tiny-hybrid
-    #[arg(long, value_name = "FILE", default_value = "tiny-hybrid")]
+    #[arg(long, value_name = "FILE", default_value = "tiny-hybrid", value_parser = NonEmptyStringValueParser::new())]
     pub model: String,
     /// A prompt; several are one batch
     #[arg(long, value_name = "TEXT")]
@@ -137,7 +143,7 @@ pub struct Run {
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
     /// Threads; 0 = as many as this process may use
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(..=MAX_THREADS))]
     pub threads: usize,
     /// Tokens that the cache holds in all
     #[arg(long, value_name = "TOKENS")]
@@ -158,7 +164,7 @@ pub struct Run {
 #[derive(Args, Debug)]
 pub struct Plan {
     /// A config.json, a GGUF file, a folder of the bundled form, or tiny-hybrid
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", value_parser = NonEmptyStringValueParser::new())]
     pub model: String,
     /// What would have to change for a backend to serve each layer: backend=NAME
     #[arg(long, value_name = "backend=NAME")]

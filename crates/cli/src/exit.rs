@@ -1,7 +1,8 @@
 //! Errors as one line each, and exit codes.
 
-use attache_conformance::{CaseError, CheckError, ExecuteError};
+use attache_conformance::{CheckError, ExecuteError};
 use attache_core::{
+    ErrorCode,
     config::ConfigError,
     plan::PlanError,
     registry::RegistryError,
@@ -38,6 +39,12 @@ pub struct Failure {
 
 pub type Outcome = Result<(), Failure>;
 
+/// A reason that says what it is about.
+pub fn about(source: &Source, reason: &str) -> String {
+    let path = source.to_string();
+    if reason.contains(&path) { reason.to_owned() } else { format!("{path}: {reason}") }
+}
+
 impl Failure {
     pub fn new(code: Code, message: impl ToString) -> Self {
         Self { code, message: message.to_string(), detail: None, is_quiet: false }
@@ -49,9 +56,7 @@ impl Failure {
 
     /// A plugin that was named and cannot be used.
     pub fn plugin(source: &Source, reason: &str, detail: Option<String>) -> Self {
-        let path = source.to_string();
-        let message = if reason.contains(&path) { reason.to_owned() } else { format!("{path}: {reason}") };
-        Self { detail, ..Self::new(Code::PluginUnusable, message) }
+        Self { detail, ..Self::new(Code::PluginUnusable, about(source, reason)) }
     }
 
     pub fn file(path: &Path, error: impl std::fmt::Display) -> Self {
@@ -129,18 +134,24 @@ impl From<EngineError> for Failure {
 
 impl From<ExecuteError> for Failure {
     fn from(error: ExecuteError) -> Self {
-        Self::new(Code::PluginUnusable, error)
+        let code = match &error {
+            ExecuteError::TooLarge { .. } => Code::Usage,
+            ExecuteError::Backend { source, .. } if source.code == ErrorCode::Unsupported => Code::NothingSuitable,
+            _ => Code::PluginUnusable,
+        };
+        Self::new(code, error)
     }
 }
 
 impl From<CheckError> for Failure {
     fn from(error: CheckError) -> Self {
-        Self::new(Code::WrongResult, error)
-    }
-}
-
-impl From<CaseError> for Failure {
-    fn from(error: CaseError) -> Self {
-        Self::usage(error)
+        let code = match &error {
+            CheckError::Nan { .. } | CheckError::Wrong { .. } | CheckError::Size { .. } | CheckError::NoLse => {
+                Code::WrongResult
+            }
+            // The reference cannot judge: it is the case that is at fault, not the result.
+            _ => Code::Usage,
+        };
+        Self::new(code, error)
     }
 }

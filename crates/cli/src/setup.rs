@@ -2,7 +2,8 @@
 
 use crate::{
     arguments::{Common, Engine},
-    exit::Failure,
+    exit::{self, Failure},
+    output,
 };
 use attache_core::{
     Device, Dtype, KvCacheDtype,
@@ -12,22 +13,34 @@ use attache_core::{
     policy::Origin,
     registry::{Registry, Stage},
 };
+use std::io::IsTerminal;
 use tracing_subscriber::{EnvFilter, layer::SubscriberExt, util::SubscriberInitExt};
 
-/// Logs to stderr what `ATTACHE_LOG` asks for; errors alone when it is not set.
+/// Logs to stderr what `ATTACHE_LOG` asks for; errors alone when it is not set. Colours are for
+/// terminals, unless `NO_COLOR` is set.
 pub fn logging() {
     let filter = std::env::var("ATTACHE_LOG").ok().filter(|filter| !filter.is_empty());
     let filter = EnvFilter::try_new(filter.as_deref().unwrap_or("error")).unwrap_or_else(|error| {
         eprintln!("warning: ATTACHE_LOG: {error}");
         EnvFilter::new("error")
     });
-    let colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(colours).compact();
     tracing_subscriber::registry().with(filter).with(layer).init();
 }
 
-/// The configuration and the plugins of this call.
+/// The configuration and the plugins of this call, with one warning for each plugin that is broken.
 pub fn registry(common: &Common) -> Result<(Config, Registry), Failure> {
+    let (config, registry) = quiet_registry(common)?;
+    let broken = registry.report().into_iter().filter(|entry| matches!(entry.stage, Stage::Failed | Stage::Invalid));
+    let warnings: Vec<String> =
+        broken.map(|entry| exit::about(&entry.source, entry.reason.as_deref().unwrap_or_default())).collect();
+    output::warnings(&warnings);
+    Ok((config, registry))
+}
+
+/// As [`registry`], for commands that show broken plugins themselves.
+pub fn quiet_registry(common: &Common) -> Result<(Config, Registry), Failure> {
     let config = Config::load(common.config.as_deref(), &common.overrides())?;
     let mut builder = config.registry();
     if let Some(device) = &common.device {

@@ -63,6 +63,7 @@ fn run_prints_a_plan_and_text_and_the_same_text_again() {
         report["plan"].as_array().unwrap().iter().map(|p| p["backend"].as_str().unwrap()).collect();
     assert_eq!(backends, ["CPU_ATTN", "CPU_MLA", "CPU_ATTN", "CPU_MLA"]);
     let output = &report["outputs"][0];
+    assert_eq!(keys(output)[..4], ["prompt", "prompt_tokens", "tokens", "text"]);
     assert_eq!(output["prompt"], "Once upon a time");
     assert_eq!(output["prompt_tokens"].as_array().unwrap().len(), 17);
     assert_eq!(output["tokens"].as_array().unwrap().len(), 20);
@@ -93,8 +94,8 @@ fn run_prints_a_plan_and_text_and_the_same_text_again() {
 fn explain_has_the_documented_shape_and_obeys_overrides() {
     let attache = Attache::new();
     let explanation = attache.json(&["explain", "--json", "--use-mla", "--head-size", "576"]);
-    let expected = ["request", "kind", "wanted", "chosen", "error", "candidates", "warnings"];
-    assert_eq!(keys(&explanation)[..7], expected);
+    let expected = ["request", "kind", "wanted", "chosen", "error", "candidates", "warnings", "why", "device"];
+    assert_eq!(keys(&explanation), expected);
     assert_eq!(
         (&explanation["kind"], &explanation["chosen"]),
         (&Value::from("mla_attention"), &Value::from("CPU_MLA"))
@@ -105,8 +106,8 @@ fn explain_has_the_documented_shape_and_obeys_overrides() {
     assert_eq!(candidate["reasons"][0], "MLA not supported");
 
     let wanted = attache.json(&["explain", "--json", "--use-mla", "--backend", "cpu_attn"]);
-    assert_eq!(wanted["wanted"]["name"], "CPU_ATTN");
-    assert_eq!(wanted["wanted"]["source"], "flag --backend");
+    assert_eq!(wanted["wanted"], serde_json::json!({"name": "CPU_ATTN", "source": "flag --backend"}));
+    assert_eq!(wanted["chosen"], Value::Null);
     assert!(wanted["error"].as_str().unwrap().contains("MLA not supported"));
     let per_kind =
         ["explain", "--json", "--use-mla", "--backend", "CPU_ATTN", "--backend-per-kind", "mla_attention=CPU_MLA"];
@@ -133,6 +134,48 @@ fn plan_reads_configurations_and_refuses_unknown_families_by_name() {
     let what_if = attache.json(&["plan", "tiny-hybrid", "--what-if", "backend=CPU_MLA", "--json"]);
     assert_eq!(what_if[0]["valid"], false);
     assert!(what_if[0]["changes"].as_array().is_some_and(|changes| !changes.is_empty()), "{what_if}");
+}
+
+#[test]
+fn the_table_of_a_plan_is_this_one() {
+    let output = Attache::new().run(&["plan", "tiny-hybrid"]);
+    let text = String::from_utf8(output.stdout).expect("text");
+    // Words alone: rules and widths are the table's.
+    let rows: Vec<String> = text
+        .lines()
+        .filter(|line| !line.starts_with(['─', '═']))
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let golden = [
+        "attache_tiny_hybrid on cpu:x86_64: KV layout head_major, latent, block size 16",
+        "layers kind heads head size features backend source why",
+        "0, 4 sliding_window 4/2 32 window 64 CPU_ATTN linked in the only valid backend",
+        "1, 5 mla_attention 4 64 CPU_MLA linked in the only valid backend",
+        "2, 6 full_attention 4/2 32 CPU_ATTN linked in the only valid backend",
+        "3, 7 sliding_window_mla 4 64 window 64 CPU_MLA linked in the only valid backend",
+    ]
+    .map(|row| row.replace("x86_64", std::env::consts::ARCH));
+    assert_eq!(rows, golden);
+}
+
+#[test]
+fn a_broken_plugin_is_one_warning_and_the_rest_works() {
+    let attache = Attache::new();
+    std::fs::write(attache.path("broken.attache.toml"), "text").expect("written");
+    let (directory, missing) = (attache.directory.path().display().to_string(), attache.path("missing.so"));
+    for (arguments, variable, value, part) in [
+        (&["explain"][..], "ATTACHE_PLUGIN_PATH", &directory, "broken.attache.toml: line 1"),
+        (&["plan", "tiny-hybrid", "--json"], "ATTACHE_PLUGINS", &missing, "missing.so: cannot read the plugin"),
+        (&["run", "--max-tokens", "1"], "ATTACHE_PLUGIN_PATH", &directory, "broken.attache.toml: line 1"),
+    ] {
+        let output = attache.command(arguments).env(variable, value).output().expect("it starts");
+        let text = String::from_utf8(output.stderr).expect("text");
+        assert!(output.status.success() && text.lines().count() == 1, "{arguments:?}: {text}");
+        assert!(text.starts_with("warning: /") && text.contains(part), "{arguments:?}: {text}");
+    }
+    // These show it themselves.
+    let output = attache.run(&["list", "--all", "--plugin-path", &directory]);
+    assert!(output.stderr.is_empty() && String::from_utf8(output.stdout).expect("text").contains("invalid"));
 }
 
 #[test]
@@ -164,14 +207,22 @@ fn exit_codes_and_clear_lines() {
         (vec!["plan", "missing.gguf"], 1, "missing.gguf"),
         (vec!["plan", &broken], 1, "broken.gguf"),
         (vec!["run", "--model", &directory], 1, "config.json"),
+        (vec!["plan", ""], 2, "MODEL"),
+        (vec!["run", "--model", ""], 2, "--model"),
+        (vec!["run", "--threads", "100000"], 2, "0..=1024"),
+        (vec!["run", "--cache-tokens", "0"], 2, "cache_tokens = 0"),
+        (vec!["run", "--max-tokens", "99999999999999999999999"], 2, "--max-tokens"),
         (vec!["run", "--temperature=-1"], 2, "--temperature -1"),
         (vec!["run", "--temperature", "nan"], 2, "--temperature"),
-        (vec!["case", "run", &text, "--out", "out.safetensors"], 2, "safetensors"),
+        (vec!["explain", "--plugin", &directory], 4, "a directory"),
+        (vec!["case", "run", &text, "--out", "out.safetensors"], 2, "text.so: not a readable safetensors file"),
         (vec!["case", "run", "missing", "--out", "out.safetensors"], 2, "missing"),
     ] {
         let (found, line) = attache.error(&arguments);
         assert!(found == code && line.contains(part), "{arguments:?}: {found} (wanted {code}): {line}");
     }
+    let output = attache.run(&["explain", "--plugin", &text]);
+    assert_eq!(String::from_utf8(output.stderr).expect("text").lines().count(), 1, "one line for a broken plugin");
     let output = attache.command(&["explain"]).env("ATTACHE_BACKND", "x").output().expect("it starts");
     let text = String::from_utf8(output.stderr).expect("text");
     assert_eq!(output.status.code(), Some(2), "{text}");
@@ -205,32 +256,49 @@ fn a_closed_pipe_is_not_an_error_and_colours_are_off_on_demand() {
     drop(child.stdout.take());
     let output = child.wait_with_output().expect("it ends");
     assert!(String::from_utf8(output.stderr).expect("text").is_empty());
-    let output =
-        attache.command(&["explain"]).env("ATTACHE_LOG", "debug").env("NO_COLOR", "1").output().expect("it starts");
-    let log = String::from_utf8(output.stderr).expect("text");
-    assert!(log.contains("backend chosen") && !log.contains('\u{1b}'), "{log}");
+    // In a pipe, with NO_COLOR and without it.
+    for no_color in ["1", ""] {
+        let mut command = attache.command(&["explain"]);
+        let output = command.env("ATTACHE_LOG", "debug").env("NO_COLOR", no_color).output().expect("it starts");
+        let log = String::from_utf8(output.stderr).expect("text");
+        assert!(log.contains("backend chosen") && !log.contains('\u{1b}'), "{log}");
+    }
 }
 
-/// Writes a case of zeros for q and k and ones for v: every output is exactly 1.
-fn write_case(path: &Path, extra: &[(&str, &str)]) {
-    let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let integers = |values: &[i32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-    let q = bytes(&[0.0; 3 * 4 * 8]);
-    let k = bytes(&[0.5; 9 * 2 * 8]);
-    let v = bytes(&[1.0; 9 * 2 * 8]);
-    let (starts, lens) = (integers(&[0, 1, 3]), integers(&[4, 5]));
-    let tensors = [
-        ("q", Dtype::F32, vec![3, 4, 8], &q),
-        ("k", Dtype::F32, vec![9, 2, 8], &k),
-        ("v", Dtype::F32, vec![9, 2, 8], &v),
-        ("query_start_loc", Dtype::I32, vec![3], &starts),
-        ("seq_lens", Dtype::I32, vec![2], &lens),
-    ];
-    let tensors =
-        tensors.map(|(name, dtype, shape, data)| (name, TensorView::new(dtype, shape, data).expect("a tensor")));
+/// A tensor of a case's file: name, dtype, shape, bytes.
+type Tensor = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+
+fn floats(name: &'static str, shape: &[usize], value: f32) -> Tensor {
+    (name, Dtype::F32, shape.to_vec(), value.to_le_bytes().repeat(shape.iter().product()))
+}
+
+fn integers(name: &'static str, values: &[i32]) -> Tensor {
+    (name, Dtype::I32, vec![values.len()], values.iter().flat_map(|value| value.to_le_bytes()).collect())
+}
+
+/// Two requests, of 1 and 2 query tokens and 4 and 5 keys.
+fn write_case(path: &str, tensors: Vec<Tensor>, metadata: &[(&str, &str)]) {
+    let mut all = tensors;
+    all.extend([integers("query_start_loc", &[0, 1, 3]), integers("seq_lens", &[4, 5])]);
+    let views = all
+        .iter()
+        .map(|(name, dtype, shape, data)| (*name, TensorView::new(*dtype, shape.clone(), data).expect("a tensor")));
     let metadata: HashMap<String, String> =
-        extra.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-    std::fs::write(path, safetensors::serialize(tensors, Some(metadata)).expect("a file")).expect("written");
+        metadata.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+    std::fs::write(path, safetensors::serialize(views, Some(metadata)).expect("a file")).expect("written");
+}
+
+/// Zeros for q and ones for v: every output is exactly 1.
+fn plain_case() -> Vec<Tensor> {
+    vec![floats("q", &[3, 4, 8], 0.0), floats("k", &[9, 2, 8], 0.5), floats("v", &[9, 2, 8], 1.0)]
+}
+
+/// Shape and numbers of one tensor of an output file.
+fn read_output(path: &str, name: &str) -> (Vec<usize>, Vec<f32>) {
+    let bytes = std::fs::read(path).expect("the output");
+    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let tensor = tensors.tensor(name).expect(name);
+    (tensor.shape().to_vec(), tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
 #[test]
@@ -239,23 +307,53 @@ fn a_case_runs_from_a_file_into_a_file() {
     let (case, out) = (attache.path("case.safetensors"), attache.path("out.safetensors"));
     let settings =
         [("scale", "0.35"), ("causal", "true"), ("sliding_window", "3"), ("layout", "NHD"), ("block_size", "7")];
-    write_case(Path::new(&case), &settings);
+    write_case(&case, plain_case(), &settings);
     let report = attache.json(&["case", "run", &case, "--out", &out, "--check", "--json"]);
+    assert_eq!(keys(&report), ["backend", "source", "why", "layout", "block_size", "out", "check"]);
     assert_eq!(report["backend"], "CPU_ATTN");
     assert_eq!((report["layout"].as_str(), report["block_size"].as_u64()), (Some("token_major"), Some(7)));
-    let bytes = std::fs::read(&out).expect("the output");
-    let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
-    let values = |name: &str| -> Vec<f32> {
-        let tensor = tensors.tensor(name).expect(name);
-        tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
-    };
-    assert_eq!(tensors.tensor("out").expect("out").shape(), [3, 4, 8]);
-    assert!(values("out").iter().all(|value| *value == 1.0));
-    assert_eq!(tensors.tensor("lse").expect("lse").shape(), [4, 3]);
-    assert!(values("lse").iter().all(|lse| (lse - 3_f32.ln()).abs() < 1e-6), "three keys of logit 0");
-    write_case(Path::new(&case), &[("scale", "0.35"), ("colour", "blue")]);
-    let (code, line) = attache.error(&["case", "run", &case, "--out", &out]);
-    assert!(code == 2 && line.contains("colour"), "{code} {line}");
+    let (shape, values) = read_output(&out, "out");
+    assert!(shape == [3, 4, 8] && values.iter().all(|value| *value == 1.0), "{shape:?} {values:?}");
+    let (shape, lse) = read_output(&out, "lse");
+    assert_eq!(shape, [4, 3]);
+    assert!(lse.iter().all(|lse| (lse - 3_f32.ln()).abs() < 1e-6), "three keys of logit 0: {lse:?}");
+
+    // Absorbed: a row is [latent | rope], and the latent part holds the values.
+    let mla = [("scale", "0.35"), ("kv_lora_rank", "8"), ("qk_rope_head_dim", "4"), ("mla_form", "absorbed")];
+    write_case(&case, vec![floats("q", &[3, 4, 12], 0.0), floats("k", &[9, 12], 0.5)], &mla);
+    let report = attache.json(&["case", "run", &case, "--out", &out, "--check", "--json"]);
+    assert_eq!((report["backend"].as_str(), report["layout"].as_str()), (Some("CPU_MLA"), Some("latent")));
+    let (shape, values) = read_output(&out, "out");
+    assert!(shape == [3, 4, 8] && values.iter().all(|value| *value == 0.5), "{shape:?} {values:?}");
+    let (_, lse) = read_output(&out, "lse");
+    for (found, keys) in lse.iter().zip([4_f32, 4.0, 5.0].repeat(4)) {
+        assert!((found - keys.ln()).abs() < 1e-6, "{keys} keys of logit 0: {lse:?}");
+    }
+}
+
+#[test]
+fn a_wrong_case_is_refused_by_name_and_never_overwritten() {
+    let attache = Attache::new();
+    let (case, out) = (attache.path("case.safetensors"), attache.path("out.safetensors"));
+    let nowhere = attache.path("nowhere/out.safetensors");
+    let infinite = [plain_case(), vec![floats("alibi_slopes", &[4], f32::INFINITY)]].concat();
+    for (tensors, metadata, target, code, part) in [
+        (plain_case(), ("colour", "blue"), &out, 2, "case.safetensors: unknown metadata key 'colour'"),
+        (plain_case(), ("scale", "nan"), &out, 2, "case.safetensors: metadata scale"),
+        (plain_case(), ("block_size", "4294967295"), &out, 2, "block_size is 4294967295"),
+        (plain_case()[..2].to_vec(), ("scale", "1"), &out, 2, "the tensor 'v' is missing"),
+        (infinite, ("scale", "1"), &out, 2, "alibi_slopes[0] is inf"),
+        (plain_case(), ("layout", "nope"), &out, 3, "cache layout 'nope'"),
+        (plain_case(), ("kv_cache_dtype", "fp8"), &out, 3, "kv_cache_dtype not supported"),
+        (plain_case(), ("scale", "1"), &nowhere, 1, "nowhere"),
+        (plain_case(), ("scale", "1"), &case, 2, "is the case itself"),
+    ] {
+        write_case(&case, tensors, &[metadata]);
+        let before = std::fs::read(&case).expect("the case");
+        let (found, line) = attache.error(&["case", "run", &case, "--out", target, "--check"]);
+        assert!(found == code && line.contains(part), "{metadata:?}: {found} (wanted {code}): {line}");
+        assert_eq!(std::fs::read(&case).expect("the case"), before);
+    }
 }
 
 #[test]

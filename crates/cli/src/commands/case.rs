@@ -2,25 +2,42 @@
 
 use crate::{
     arguments::{CaseCommand, CaseRun, Common},
-    exit::Outcome,
+    exit::{Code, Failure, Outcome},
     output, setup,
 };
-use attache_conformance::{Case, check, execute};
+use attache_conformance::{Case, CaseError, check, execute};
 use attache_core::runtime::HostServices;
 use attache_engine::pool::Pool;
 use serde_json::json;
+use std::path::Path;
 
 pub fn run(common: &Common, command: &CaseCommand) -> Outcome {
     let CaseCommand::Run(flags) = command;
     run_case(common, flags)
 }
 
+/// An error that names its file, which not every one does itself.
+fn about(path: &Path, error: &CaseError, code: Code) -> Failure {
+    match error {
+        CaseError::Io { .. } => Failure::new(code, error),
+        _ => Failure::new(code, format!("{}: {error}", path.display())),
+    }
+}
+
+/// Whether both name one file, through links too; a file that does not exist is no other.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+}
+
 fn run_case(common: &Common, flags: &CaseRun) -> Outcome {
-    let case = Case::load(&flags.file)?;
+    let case = Case::load(&flags.file).map_err(|error| about(&flags.file, &error, Code::Usage))?;
+    if is_same_file(&flags.file, &flags.out) {
+        return Err(Failure::usage(format!("--out {} is the case itself; name another file", flags.out.display())));
+    }
     let (_, registry) = setup::registry(common)?;
     let resolved = registry.backend(&case.request(), None)?;
     let result = execute(&resolved.backend, HostServices::new(Pool::new(0)), &case)?;
-    attache_conformance::write_output(&flags.out, &result)?;
+    attache_conformance::write_output(&flags.out, &result).map_err(|error| about(&flags.out, &error, Code::Other))?;
     let report = if flags.check { Some(check(&case, &result)?) } else { None };
     let chosen = resolved.selection.chosen();
     let why = &resolved.selection.explanation().why;

@@ -56,7 +56,7 @@ fn settings(config: &Config) -> Vec<Setting> {
 }
 
 pub fn run(common: &Common) -> Outcome {
-    let (config, registry) = setup::registry(common)?;
+    let (config, registry) = setup::quiet_registry(common)?;
     let device = registry.device();
     let host = Device::host_cpu();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

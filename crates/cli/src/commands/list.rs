@@ -9,7 +9,7 @@ use attache_core::registry::{Entry, Stage};
 use serde_json::json;
 
 pub fn run(common: &Common, list: &List) -> Outcome {
-    let (_, registry) = setup::registry(common)?;
+    let (_, registry) = setup::quiet_registry(common)?;
     let usable = |entry: &Entry| matches!(entry.stage, Stage::Found | Stage::Opened | Stage::Ready);
     let report = registry.report();
     let entries: Vec<&Entry> = report.iter().filter(|entry| list.all || usable(entry)).collect();
