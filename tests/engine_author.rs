@@ -1,11 +1,14 @@
-//! The example of docs/engine-authors.md, compiled and run.
+//! The examples of docs/engine-authors.md, compiled and run.
 
 use attache_core::{
     BatchLimits, BatchView, Dtype, LayerConfig, TensorView, TensorViewMut,
-    registry::Registry,
+    config::{Config, Overrides},
+    plan::{EngineConfig, describe},
+    registry::{LoadedPlan, Registry},
     runtime::{ExecContext, Forward, HostServices, InlinePool, KvCache},
 };
 use attache_plugin_cpu as _;
+use attache_tests::assert_shows_examples;
 use std::sync::Arc;
 
 // example begins
@@ -60,12 +63,31 @@ fn one_step() -> Result<Vec<f32>, Box<dyn std::error::Error>> {
 }
 // example ends
 
+// example begins
+fn whole_model(config_json: &str) -> Result<LoadedPlan, Box<dyn std::error::Error>> {
+    // What the operator wants: attache.toml and ATTACHE_… variables.
+    let registry = Config::load(None, &Overrides::default())?.registry().build();
+    let engine = EngineConfig { dtype: Dtype::F32, use_batch_invariant: true, ..EngineConfig::default() };
+    let loaded = registry.load_plan(&describe(config_json)?, &engine)?;
+    for warning in &loaded.plan.warnings {
+        eprintln!("{warning}");
+    }
+    for (layer, backend) in loaded.plan.layers.iter().zip(&loaded.backends) {
+        // Absent for layers without attention, for instance state-space ones.
+        let name = backend.as_ref().map_or("none", |backend| backend.name());
+        println!("{}: {} on {name}: {}", layer.name, layer.kind, layer.why);
+    }
+    Ok(loaded)
+}
+// example ends
+
 #[test]
-fn the_example_runs_and_the_document_shows_it() {
+fn the_examples_run_and_the_document_shows_them() {
     // Values of 1 everywhere give 1 everywhere.
     assert!(one_step().expect("it runs").iter().all(|value| (value - 1.0).abs() < 1e-6));
-    let source = include_str!("engine_author.rs");
-    let example = source.split("// example begins\n").nth(1).and_then(|rest| rest.split("// example ends").next());
-    let document = include_str!("../docs/engine-authors.md");
-    assert!(document.contains(example.expect("the marks").trim()), "docs/engine-authors.md shows another example");
+    let llama = r#"{"model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 512}"#;
+    let loaded = whole_model(llama).expect("a plan");
+    assert_eq!((loaded.plan.block_size, loaded.plan.kv_layout.as_deref()), (Some(16), Some("head_major")));
+    assert!(loaded.backends.iter().flatten().all(|backend| backend.name() == "CPU_ATTN"));
+    assert_shows_examples(include_str!("../docs/engine-authors.md"), include_str!("engine_author.rs"));
 }

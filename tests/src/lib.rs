@@ -105,3 +105,17 @@ pub fn sha256(path: &Path) -> String {
     let digest = Sha256::digest(std::fs::read(path).expect("bytes"));
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+/// Checks that a document shows each example of a test's source, which stand between the lines
+/// `// example begins` and `// example ends`.
+///
+/// # Panics
+/// When it does not, or the source has none.
+pub fn assert_shows_examples(document: &str, source: &str) {
+    let blocks = source.split("\n// example begins\n").skip(1);
+    let examples: Vec<&str> = blocks.filter_map(|rest| rest.split("\n// example ends\n").next()).collect();
+    assert!(!examples.is_empty(), "the source has no examples");
+    for example in examples {
+        assert!(document.contains(example), "the document lacks:\n{example}");
+    }
+}

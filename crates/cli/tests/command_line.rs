@@ -140,12 +140,7 @@ fn plan_reads_configurations_and_refuses_unknown_families_by_name() {
 fn the_table_of_a_plan_is_this_one() {
     let output = Attache::new().run(&["plan", "tiny-hybrid"]);
     let text = String::from_utf8(output.stdout).expect("text");
-    // Words alone: rules and widths are the table's.
-    let rows: Vec<String> = text
-        .lines()
-        .filter(|line| !line.starts_with(['─', '═']))
-        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect();
+    let rows: Vec<String> = text.lines().map(words).filter(|row| !row.is_empty()).collect();
     let golden = [
         "attache_tiny_hybrid on cpu:x86_64: KV layout head_major, latent, block size 16",
         "layers kind heads head size features backend source why",
@@ -353,6 +348,45 @@ fn a_wrong_case_is_refused_by_name_and_never_overwritten() {
         let (found, line) = attache.error(&["case", "run", &case, "--out", target, "--check"]);
         assert!(found == code && line.contains(part), "{metadata:?}: {found} (wanted {code}): {line}");
         assert_eq!(std::fs::read(&case).expect("the case"), before);
+    }
+}
+
+/// Words alone, so that rules and widths of tables do not count.
+fn words(text: &str) -> String {
+    text.split_whitespace().filter(|word| !word.starts_with(['─', '═'])).collect::<Vec<_>>().join(" ")
+}
+
+/// The arguments of a command as a document shows it.
+fn arguments(line: &str) -> Vec<&str> {
+    let parts = line.split('"').enumerate();
+    parts.flat_map(|(i, part)| if i % 2 == 1 { vec![part] } else { part.split_whitespace().collect() }).collect()
+}
+
+#[test]
+fn the_commands_of_the_operators_document_print_what_it_shows() {
+    let attache = Attache::new();
+    let llama = r#"{"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "hidden_size": 512, "torch_dtype": "bfloat16"}"#;
+    std::fs::write(attache.path("config.json"), llama).expect("written");
+    write_case(&attache.path("case.safetensors"), plain_case(), &[("scale", "0.35")]);
+    let mut shown = 0;
+    for block in include_str!("../../../docs/operators.md").split("```console\n$ attache ").skip(1) {
+        let (command, rest) = block.split_once('\n').expect("a command");
+        let expected = rest.split("```").next().unwrap_or_default().replace("x86_64", std::env::consts::ARCH);
+        let output = attache.run(&arguments(command));
+        let found = words(&(String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr)));
+        let agrees = match expected.split_once('…') {
+            Some((beginning, _)) => found.starts_with(&words(beginning)),
+            None => found == words(&expected),
+        };
+        assert!(agrees, "docs/operators.md shows for `attache {command}`:\n{expected}\nand it prints:\n{found}");
+        shown += 1;
+    }
+    let commands = ["run", "plan", "explain", "list", "matrix", "doctor", "case run"];
+    assert!(shown >= commands.len(), "{shown} commands are shown");
+    for command in commands {
+        let shows = format!("$ attache {command}");
+        assert!(include_str!("../../../docs/operators.md").contains(&shows), "docs/operators.md lacks {shows}");
     }
 }
 

@@ -90,7 +90,9 @@ fn print(explanation: &Explanation) -> Outcome {
             changes.unwrap_or_default(),
         ]);
     }
-    output::line(table)?;
+    if !explanation.candidates.is_empty() {
+        output::line(table)?;
+    }
     output::warnings(&explanation.warnings);
     Ok(())
 }
