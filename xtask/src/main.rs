@@ -7,10 +7,12 @@
 //! | `demo` | the bundled model on libraries that are loaded at run time |
 //! | `test_all` | every check, and a summary |
 //! | `bench` | measured ratios |
+//! | `oracle` | another selector's answers against ours |
 
 mod bench;
 mod cargo;
 mod demo;
+mod oracle;
 mod plugins;
 mod test_all;
 
@@ -40,6 +42,18 @@ enum Command {
     Demo,
     /// Formatting, lints, all tests, and each plugin in both forms
     TestAll,
+    /// Compare another selector's answers, as data, with ours
+    Oracle {
+        /// A folder of cases, for instance tests/oracle
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
+        /// Print every difference, and not the first ten of a file
+        #[arg(long)]
+        all: bool,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Measure; prints JSON
     Bench {
         /// Only cases whose name contains this
@@ -58,6 +72,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Plugins { release, out } => plugins::build(release, out.as_deref()).map(drop),
         Command::Demo => demo::run(),
+        Command::Oracle { directory, all, json } => oracle::run(&directory, all, json),
         Command::TestAll => test_all::run(),
         Command::Bench { filter, threads, peers } => bench::run(filter.as_deref(), threads, peers.as_deref()),
     };

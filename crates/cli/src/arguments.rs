@@ -65,6 +65,10 @@ pub struct Common {
     /// Plan for another device: cpu, cuda:9.0, rocm:gfx942
     #[arg(long, value_name = "DEVICE", global = true)]
     pub device: Option<String>,
+    /// Backends and priority lists to plan with that cannot be run; with it, --device also takes the
+    /// names of the catalogue's devices
+    #[arg(long, value_name = "FILE", global = true)]
+    pub catalogue: Vec<PathBuf>,
     /// Print JSON and nothing else to stdout
     #[arg(long, global = true)]
     pub json: bool,
@@ -252,6 +256,9 @@ pub struct Explain {
     /// The log-sum-exp of each row
     #[arg(long)]
     pub needs_lse: bool,
+    /// A state-space layer instead of attention: mamba1, mamba2, short_conv, linear or gdn
+    #[arg(long, value_name = "TYPE")]
+    pub state_space: Option<String>,
     /// The layer's kind, where it states it itself
     #[arg(long, value_name = "KIND")]
     pub kind: Option<String>,

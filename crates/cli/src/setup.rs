@@ -5,6 +5,7 @@ use crate::{
     exit::{self, Failure},
     output,
 };
+use attache_catalogue::Catalogue;
 use attache_core::{
     Device, Dtype, KvCacheDtype,
     config::Config,
@@ -42,10 +43,23 @@ pub fn registry(common: &Common) -> Result<(Config, Registry), Failure> {
 /// As [`registry`], for commands that show broken plugins themselves.
 pub fn quiet_registry(common: &Common) -> Result<(Config, Registry), Failure> {
     let config = Config::load(common.config.as_deref(), &common.overrides())?;
+    let catalogues = common
+        .catalogue
+        .iter()
+        .map(|path| Catalogue::load(path).map_err(|error| Failure::usage(error.to_string())))
+        .collect::<Result<Vec<_>, _>>()?;
     let mut builder = config.registry();
     if let Some(device) = &common.device {
-        builder = builder.device(device_named(device)?);
+        let listed = catalogues.iter().find_map(|catalogue| catalogue.device(device));
+        builder = builder.device(listed.map_or_else(|| device_named(device), |device| Ok(device.clone()))?);
     }
+    // The operator's own rules come first.
+    let mut policy = config.policy.clone();
+    for catalogue in catalogues {
+        policy.priority.extend(catalogue.priority);
+        builder = builder.catalogue(catalogue.candidates);
+    }
+    builder = builder.policy(policy);
     let registry = builder.build();
     // A plugin that the user named is not skipped in silence.
     for entry in registry.report() {

@@ -137,6 +137,35 @@ fn plan_reads_configurations_and_refuses_unknown_families_by_name() {
 }
 
 #[test]
+fn a_catalogue_plans_for_other_machines_and_is_never_run() {
+    let attache = Attache::new();
+    let published = attache.path("published.toml");
+    std::fs::write(&published, attache_catalogue::PUBLISHED).expect("written");
+    let mla = ["explain", "--use-mla", "--head-size", "576", "--catalogue", &published, "--device"];
+    let chosen =
+        |device: &str, more: &[&str]| attache.json(&[&mla[..], &[device, "--json"], more].concat())["chosen"].clone();
+    assert_eq!(chosen("cuda:9.0", &[]), "FLASH_ATTN_MLA");
+    assert_eq!(chosen("H100", &[]), "FLASH_ATTN_MLA");
+    assert_eq!(chosen("mi300x", &[]), "ROCM_AITER_MLA");
+    assert_eq!(chosen("b200", &["--prefer", "CUTLASS_MLA"]), "CUTLASS_MLA");
+    assert_eq!(chosen("h100", &["--state-space", "gdn"]), "GDN_ATTN");
+    let list = attache.run(&["list", "--catalogue", &published, "--json"]);
+    assert!(String::from_utf8_lossy(&list.stdout).contains("MAMBA1_ATTN"));
+    // On this machine the catalogue's CPU backends have no kernels: what runs is ours.
+    let output = attache.run(&["run", "--max-tokens", "2", "--catalogue", &published, "--prompt", "a"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    for (text, expected) in [("name = 3", "line 1"), ("", "missing field"), ("name = \"x", "line 1")] {
+        std::fs::write(&published, text).expect("written");
+        let (code, line) = attache.error(&["list", "--catalogue", &published]);
+        assert!(code == 2 && line.contains("published.toml") && line.contains(expected), "{code} {line}");
+    }
+    let (code, line) = attache.error(&["list", "--catalogue", "nowhere.toml"]);
+    assert!(code == 2 && line.contains("nowhere.toml"), "{code} {line}");
+    let (code, line) = attache.error(&["explain", "--state-space", "mamba3"]);
+    assert!(code == 2 && line.contains("valid: mamba1, mamba2, short_conv, linear, gdn"), "{code} {line}");
+}
+
+#[test]
 fn the_table_of_a_plan_is_this_one() {
     let output = Attache::new().run(&["plan", "tiny-hybrid"]);
     let text = String::from_utf8(output.stdout).expect("text");
@@ -369,6 +398,7 @@ fn the_commands_of_the_operators_document_print_what_it_shows() {
         "hidden_size": 512, "torch_dtype": "bfloat16"}"#;
     std::fs::write(attache.path("config.json"), llama).expect("written");
     write_case(&attache.path("case.safetensors"), plain_case(), &[("scale", "0.35")]);
+    std::fs::write(attache.path("published.toml"), attache_catalogue::PUBLISHED).expect("written");
     let mut shown = 0;
     for block in include_str!("../../../docs/operators.md").split("```console\n$ attache ").skip(1) {
         let (command, rest) = block.split_once('\n').expect("a command");

@@ -109,7 +109,7 @@ pub fn any_contains(rules: &[NumberRule], number: u32) -> bool {
     rules.iter().any(|rule| rule.contains(number))
 }
 
-/// A range of compute capabilities, both ends included; `{}` is every one.
+/// A range of compute capabilities, both ends included; `{}` is every one, and a device without one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CapabilityRange {

@@ -7,7 +7,7 @@
 use crate::{
     condition::{CapabilityRange, Condition, NumberRule},
     kv_cache_dtype::KvCacheDtype,
-    request::{AttentionType, Dtype},
+    request::{AttentionType, Dtype, StateSpaceType},
 };
 use serde::{Deserialize, Serialize};
 use std::{
@@ -168,6 +168,9 @@ pub struct Capability {
     pub mla: Support,
     /// Sparse attention.
     pub sparse: Support,
+    /// Sorts of state-space and linear-attention layers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub state_space: Vec<StateSpaceType>,
     /// What else it can do, see [`feature`].
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub features: BTreeSet<String>,
@@ -237,6 +240,9 @@ pub struct Refusal {
     /// Of the refusals of one group only the first that applies is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// Give the reason only when nothing else speaks against the backend.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_alone: bool,
 }
 
 /// A backend's place among others.
@@ -492,6 +498,12 @@ impl DescriptorBuilder {
         self
     }
 
+    /// Adds sorts of state-space layers.
+    pub fn state_space(mut self, sorts: impl IntoIterator<Item = StateSpaceType>) -> Self {
+        self.0.capability.state_space.extend(sorts);
+        self
+    }
+
     /// Adds features, see [`feature`].
     pub fn features(mut self, names: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.0.capability.features.extend(texts(names));
@@ -524,7 +536,7 @@ impl DescriptorBuilder {
 
     /// Refuses a combination.
     pub fn refuse(mut self, when: Condition, reason: &str) -> Self {
-        self.0.refusals.push(Refusal { when, reason: reason.to_owned(), group: None });
+        self.0.refusals.push(Refusal { when, reason: reason.to_owned(), group: None, only_alone: false });
         self
     }
 

@@ -42,10 +42,13 @@ impl Kind {
         Self::Mamba,
     ];
 
-    /// The kind of a request. `mamba`, `chunked_local_attention` and `sink_full_attention` are never
-    /// derived: layers that are of these kinds say so themselves.
+    /// The kind of a request. `chunked_local_attention` and `sink_full_attention` are never derived:
+    /// layers that are of these kinds say so themselves.
     #[must_use]
     pub fn of(request: &LayerRequest) -> Self {
+        if request.state_space.is_some() {
+            return Self::Mamba;
+        }
         match (&request.attn_type, request.use_mla, request.has_sliding_window) {
             (AttentionType::EncoderOnly, _, _) => Self::EncoderOnlyAttention,
             (AttentionType::EncoderDecoder, _, _) => Self::CrossAttention,

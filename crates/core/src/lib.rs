@@ -51,7 +51,7 @@ pub use kind::Kind;
 pub use kv_cache_dtype::KvCacheDtype;
 pub use layer_config::{LayerConfig, MlaConfig};
 pub use plugin::{LinkedPlugin, PluginMetadata};
-pub use request::{AttentionType, Dtype, LayerRequest};
+pub use request::{AttentionType, Dtype, LayerRequest, StateSpaceType};
 pub use tensor::{Element, TensorView, TensorViewMut};
 
 #[doc(hidden)]

@@ -67,11 +67,11 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// The backend of that name; `auto` in any case, and nothing at all, mean none. The case of
-    /// letters does not count; nothing is trimmed or mapped.
+    /// The backend of that name; `auto` in any case means none. The case of letters does not count;
+    /// nothing is trimmed or mapped, and an empty name is one that no backend has.
     #[must_use]
     pub fn parse(name: &str, origin: Origin) -> Option<Self> {
-        if name.is_empty() || name.eq_ignore_ascii_case("auto") {
+        if name.eq_ignore_ascii_case("auto") {
             return None;
         }
         Some(Self { name: name.to_ascii_uppercase(), origin })
@@ -168,10 +168,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn auto_and_nothing_mean_none_and_case_does_not_count() {
-        for none in ["auto", "AUTO", "Auto", ""] {
+    fn auto_means_none_and_case_does_not_count() {
+        for none in ["auto", "AUTO", "Auto"] {
             assert_eq!(Wanted::parse(none, Origin::Api), None);
         }
+        assert_eq!(Wanted::parse("", Origin::Api).map(|w| w.name).as_deref(), Some(""), "an unknown backend");
         assert_eq!(Wanted::parse("flash_attn", Origin::Api).map(|w| w.name).as_deref(), Some("FLASH_ATTN"));
         assert_eq!(Wanted::parse(" flash-attn", Origin::Api).map(|w| w.name).as_deref(), Some(" FLASH-ATTN"));
     }

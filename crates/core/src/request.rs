@@ -121,6 +121,45 @@ impl<'de> Deserialize<'de> for AttentionType {
     }
 }
 
+/// The sort of a state-space or linear-attention layer.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateSpaceType {
+    /// Mamba-1 selective scan.
+    Mamba1,
+    /// Mamba-2.
+    Mamba2,
+    /// Short convolution.
+    ShortConv,
+    /// Linear attention with decay.
+    Linear,
+    /// Gated delta rule.
+    Gdn,
+}
+
+impl StateSpaceType {
+    /// All sorts.
+    pub const ALL: [Self; 5] = [Self::Mamba1, Self::Mamba2, Self::ShortConv, Self::Linear, Self::Gdn];
+
+    /// The sort of that name.
+    #[must_use]
+    pub fn parse(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sort| sort.name() == name)
+    }
+
+    /// The name used in configuration and output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mamba1 => "mamba1",
+            Self::Mamba2 => "mamba2",
+            Self::ShortConv => "short_conv",
+            Self::Linear => "linear",
+            Self::Gdn => "gdn",
+        }
+    }
+}
+
 /// What a layer needs. Every field takes part in selection; none is decoration.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -180,6 +219,10 @@ pub struct LayerRequest {
     pub chunked_local: bool,
     /// The caller needs the log-sum-exp of each row.
     pub needs_lse: bool,
+    /// The sort of a state-space or linear-attention layer. Such a layer asks for its type, a dtype and
+    /// the engine's settings; what speaks of heads, blocks and masks does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_space: Option<StateSpaceType>,
 }
 
 impl Default for LayerRequest {
@@ -210,6 +253,7 @@ impl Default for LayerRequest {
             has_alibi: false,
             chunked_local: false,
             needs_lse: false,
+            state_space: None,
         }
     }
 }
@@ -273,6 +317,7 @@ impl LayerRequest {
             num_heads: Some(1),
             head_size_v: Some(1),
             num_kv_heads: Some(1),
+            state_space: Some(StateSpaceType::Mamba1),
             ..Self::default()
         }) {
             Ok(serde_json::Value::Object(map)) => map,

@@ -3,10 +3,10 @@
 //! A pure function of data. Must not know: other backends, policy, libraries.
 
 use crate::{
-    condition::{NumberRule, any_contains, architecture_matches},
+    condition::{CapabilityRange, NumberRule, any_contains, architecture_matches},
     descriptor::{BackendDescriptor, BlockSizes, CapabilityOverride, Support, feature},
-    device::Device,
-    request::{AttentionType, Dtype, LayerRequest},
+    device::{ComputeCapability, Device},
+    request::{AttentionType, Dtype, LayerRequest, StateSpaceType},
 };
 use std::borrow::Cow;
 
@@ -152,8 +152,9 @@ fn device_reasons(descriptor: &BackendDescriptor, device: &Device, reasons: &mut
     let capability = &descriptor.capability;
     let ranges = &capability.compute_capability;
     let unclaimed = ranges.is_empty() && capability.architectures.is_empty();
-    let outside =
-        !ranges.is_empty() && !device.compute_capability.is_some_and(|found| ranges.iter().any(|r| r.contains(found)));
+    let inside = |found| ranges.iter().any(|range| range.contains(found));
+    let claims_all = || ranges.contains(&CapabilityRange::default());
+    let outside = !ranges.is_empty() && !device.compute_capability.map_or_else(claims_all, inside);
     if outside || (unclaimed && device.compute_capability.is_some()) {
         reasons.push("compute capability not supported".into());
     }
@@ -173,6 +174,9 @@ fn device_reasons(descriptor: &BackendDescriptor, device: &Device, reasons: &mut
 /// Every reason why the backend cannot serve the request on the device, in a fixed order.
 #[must_use]
 pub fn verdict(descriptor: &BackendDescriptor, request: &LayerRequest, device: &Device) -> Verdict {
+    if let Some(sort) = request.state_space {
+        return state_space_verdict(descriptor, sort, request, device);
+    }
     let capability = &descriptor.capability;
     let effective = Effective::new(descriptor, request, device);
     let mut reasons: Vec<Reason> = Vec::new();
@@ -245,6 +249,37 @@ pub fn verdict(descriptor: &BackendDescriptor, request: &LayerRequest, device: &
     Verdict { reasons }
 }
 
+/// A state-space layer has no heads, no blocks of keys and values and no mask: what it asks for is its
+/// type, a dtype, the engine's settings, and the device.
+fn state_space_verdict(
+    descriptor: &BackendDescriptor,
+    sort: StateSpaceType,
+    request: &LayerRequest,
+    device: &Device,
+) -> Verdict {
+    let effective = Effective::new(descriptor, request, device);
+    let mut reasons: Vec<Reason> = Vec::new();
+    if !descriptor.capability.state_space.contains(&sort) {
+        reasons.push(format!("state-space type {} not supported", sort.name()).into());
+    }
+    let mut refuse = |refused: bool, reason: &'static str| {
+        if refused {
+            reasons.push(Cow::Borrowed(reason));
+        }
+    };
+    let lacks = |asked: bool, name: &str| asked && !effective.has(name);
+    refuse(!effective.dtypes().contains(&request.dtype), "dtype not supported");
+    refuse(lacks(request.use_batch_invariant, feature::BATCH_INVARIANCE), "batch invariance not supported");
+    refuse(lacks(request.use_kv_connector, feature::KV_CONNECTOR), "KV connector not supported");
+    refuse(lacks(request.use_pcp, feature::PCP), "PCP not supported");
+    device_reasons(descriptor, device, &mut reasons);
+    combination_reasons(descriptor, request, device, &mut reasons);
+    if !descriptor.platforms.contains(&device.platform.0) {
+        reasons.push(format!("platform {} not supported", device.platform).into());
+    }
+    Verdict { reasons }
+}
+
 fn combination_reasons(
     descriptor: &BackendDescriptor,
     request: &LayerRequest,
@@ -254,12 +289,51 @@ fn combination_reasons(
     let mut done: Vec<&str> = Vec::new();
     for refusal in &descriptor.refusals {
         let group = refusal.group.as_deref();
-        if group.is_some_and(|group| done.contains(&group)) || !refusal.when.matches(request, device) {
+        let is_late = refusal.only_alone && !reasons.is_empty();
+        if is_late || group.is_some_and(|group| done.contains(&group)) || !refusal.when.matches(request, device) {
             continue;
         }
         done.extend(group);
-        reasons.push(refusal.reason.clone().into());
+        reasons.push(filled(&refusal.reason, request, device).into());
     }
+}
+
+/// A reason with its fields: `{kv_cache_dtype}`, `{major}` and `{minor}` of the compute capability, and
+/// `{fact:NAME|ELSE}`, the value of the device feature `NAME=…`.
+fn filled(reason: &str, request: &LayerRequest, device: &Device) -> String {
+    let mut out = String::with_capacity(reason.len());
+    let mut rest = reason;
+    while let Some((before, after)) = rest.split_once('{') {
+        out.push_str(before);
+        let Some((field, behind)) = after.split_once('}') else {
+            out.push('{');
+            rest = after;
+            continue;
+        };
+        let capability = |part: fn(ComputeCapability) -> u32| {
+            device.compute_capability.map_or_else(|| "None".to_owned(), |found| part(found).to_string())
+        };
+        match field {
+            "kv_cache_dtype" => out.push_str(request.kv_cache_dtype.map_or("None", |dtype| dtype.name())),
+            "major" => out.push_str(&capability(|found| found.major)),
+            "minor" => out.push_str(&capability(|found| found.minor)),
+            _ => match field.strip_prefix("fact:") {
+                Some(fact) => {
+                    let (name, default) = fact.split_once('|').unwrap_or((fact, ""));
+                    let value = |feature: &String| Some(feature.strip_prefix(name)?.strip_prefix('=')?.to_owned());
+                    out.push_str(&device.features.iter().find_map(value).unwrap_or_else(|| default.to_owned()));
+                }
+                None => {
+                    out.push('{');
+                    out.push_str(field);
+                    out.push('}');
+                }
+            },
+        }
+        rest = behind;
+    }
+    out.push_str(rest);
+    out
 }
 
 #[cfg(test)]

@@ -47,6 +47,7 @@ fn everything() -> LayerRequest {
         has_alibi: true,
         chunked_local: true,
         needs_lse: true,
+        state_space: None,
     }
 }
 
@@ -59,6 +60,7 @@ fn all_reasons_come_in_the_stated_order() -> Result<(), Box<dyn std::error::Erro
         when: Condition { has_sink: Some(true), ..Condition::default() },
         reason: "no sinks on Tuesdays".into(),
         group: None,
+        only_alone: false,
     });
     assert_eq!(
         reasons(&backend, &everything(), &device),
@@ -206,7 +208,51 @@ fn one_reason_per_group() {
             when: Condition::default(),
             reason: reason.into(),
             group: group.map(str::to_owned),
+            only_alone: false,
         });
     }
     assert_eq!(reasons(&backend, &LayerRequest::default(), &Device::new("cpu")), ["first", "third"]);
+}
+
+#[test]
+fn a_state_space_layer_is_asked_for_by_type() -> Result<(), Box<dyn std::error::Error>> {
+    let scan = BackendDescriptor::builder("SCAN")
+        .platform("cpu")
+        .dtypes([Dtype::F32])
+        .state_space([StateSpaceType::Mamba2])
+        .build();
+    let device = Device::new("cpu");
+    let request = |sort| LayerRequest { dtype: Dtype::F32, state_space: Some(sort), ..LayerRequest::default() };
+    let mamba2 = request(StateSpaceType::Mamba2);
+    assert_eq!(mamba2.kind(), crate::Kind::Mamba);
+    assert!(verdict(&scan, &mamba2, &device).is_valid());
+    assert_eq!(reasons(&scan, &request(StateSpaceType::Gdn), &device), ["state-space type gdn not supported"]);
+    assert_eq!(reasons(&plain(), &mamba2, &device)[0], "state-space type mamba2 not supported");
+    let invariant = LayerRequest { use_batch_invariant: true, dtype: Dtype::F16, ..mamba2 };
+    assert_eq!(reasons(&scan, &invariant, &device), ["dtype not supported", "batch invariance not supported"]);
+    let attention = LayerRequest { dtype: Dtype::F32, ..LayerRequest::default() };
+    assert!(!verdict(&scan, &attention, &device).is_valid(), "it claims no attention");
+    Ok(())
+}
+
+#[test]
+fn reasons_are_filled_in_and_may_stand_alone_only() -> Result<(), Box<dyn std::error::Error>> {
+    let mut device = Device::new("cuda");
+    device.compute_capability = Some("9.0".parse()?);
+    device.features.insert("driver=550".into());
+    let mut backend = plain();
+    backend.platforms = vec!["cuda".into()];
+    backend.capability.compute_capability = vec![crate::condition::CapabilityRange::default()];
+    backend.refusals.push(crate::descriptor::Refusal {
+        when: Condition::default(),
+        reason: "{kv_cache_dtype} on {major}.{minor}, driver {fact:driver|?}, library {fact:lib|none}, {other}".into(),
+        group: None,
+        only_alone: true,
+    });
+    let request = LayerRequest { kv_cache_dtype: Some(KvCacheDtype::AUTO), ..LayerRequest::default() };
+    let found = reasons(&backend, &request, &device);
+    assert_eq!(found, ["auto on 9.0, driver 550, library none, {other}"]);
+    let found = reasons(&backend, &LayerRequest { has_sink: true, ..request }, &device);
+    assert_eq!(found, ["attention sinks not supported"]);
+    Ok(())
 }

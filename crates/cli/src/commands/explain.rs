@@ -5,7 +5,7 @@ use crate::{
     exit::{Failure, Outcome},
     output, setup,
 };
-use attache_core::{AttentionType, Kind, LayerRequest, policy::nearest, selector::Explanation};
+use attache_core::{AttentionType, Kind, LayerRequest, StateSpaceType, policy::nearest, selector::Explanation};
 
 /// The request that the flags describe.
 pub fn request(flags: &Explain) -> Result<LayerRequest, Failure> {
@@ -35,6 +35,14 @@ pub fn request(flags: &Explain) -> Result<LayerRequest, Failure> {
         has_alibi: flags.has_alibi,
         chunked_local: flags.chunked_local,
         needs_lse: flags.needs_lse,
+        state_space: flags.state_space.as_deref().map(state_space).transpose()?,
+    })
+}
+
+fn state_space(name: &str) -> Result<StateSpaceType, Failure> {
+    StateSpaceType::parse(name).ok_or_else(|| {
+        let valid = StateSpaceType::ALL.map(StateSpaceType::name);
+        Failure::usage(format!("--state-space '{name}'; valid: {}", valid.join(", ")))
     })
 }
 

@@ -74,7 +74,7 @@ fn what_if(
     };
     let device = registry.device();
     let mut groups: Vec<(Vec<usize>, Kind, LayerRequest)> = Vec::new();
-    for layer in description.layers.iter().filter(|layer| layer.state_space.is_none()) {
+    for layer in &description.layers {
         let request = layer.request(engine);
         match groups.iter_mut().find(|(_, kind, other)| *kind == layer.kind && *other == request) {
             Some((indices, ..)) => indices.push(layer.index),
@@ -127,7 +127,7 @@ pub fn table(plan: &ModelPlan) -> Table {
     }
     let mut table = output::table(&["layers", "kind", "heads", "head size", "features", "backend", "source", "why"]);
     for (indices, layer) in groups {
-        let request = layer.request.as_ref();
+        let request = Some(&layer.request).filter(|request| request.state_space.is_none());
         let heads = |request: &LayerRequest| {
             let number = |value: Option<u32>| value.map_or_else(|| "?".to_owned(), |value| value.to_string());
             match request.num_kv_heads {
@@ -153,7 +153,8 @@ pub fn table(plan: &ModelPlan) -> Table {
 
 fn features(layer: &PlannedLayer) -> String {
     let mut all: Vec<String> = layer.sliding_window.map(|window| format!("window {window}")).into_iter().collect();
-    if let Some(request) = &layer.request {
+    if layer.state_space.is_none() {
+        let request = &layer.request;
         let flags = [
             ("sinks", request.has_sink),
             ("sparse", request.use_sparse),

@@ -3,39 +3,9 @@
 use crate::{
     kind::Kind,
     kv_cache_dtype::KvCacheDtype,
-    request::{AttentionType, Dtype, LayerRequest},
+    request::{AttentionType, Dtype, LayerRequest, StateSpaceType},
 };
 use serde::{Deserialize, Serialize};
-
-/// The sort of a state-space or linear-attention layer.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StateSpaceType {
-    /// Mamba-1 selective scan.
-    Mamba1,
-    /// Mamba-2.
-    Mamba2,
-    /// Short convolution.
-    ShortConv,
-    /// Linear attention with decay.
-    Linear,
-    /// Gated delta rule.
-    Gdn,
-}
-
-impl StateSpaceType {
-    /// The name used in configuration and output.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mamba1 => "mamba1",
-            Self::Mamba2 => "mamba2",
-            Self::ShortConv => "short_conv",
-            Self::Linear => "linear",
-            Self::Gdn => "gdn",
-        }
-    }
-}
 
 /// The dimensions of multi-head latent attention.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -122,6 +92,16 @@ impl LayerDescription {
     /// What the layer asks a backend for, under an engine's settings.
     #[must_use]
     pub fn request(&self, engine: &EngineConfig) -> LayerRequest {
+        if let Some(sort) = self.state_space {
+            return LayerRequest {
+                dtype: engine.dtype,
+                use_batch_invariant: engine.use_batch_invariant,
+                use_kv_connector: engine.use_kv_connector,
+                use_pcp: engine.prefill_context_parallel_size > 1,
+                state_space: Some(sort),
+                ..LayerRequest::default()
+            };
+        }
         let without_cache = self.attn_type == AttentionType::EncoderOnly;
         LayerRequest {
             head_size: self.head_size,
@@ -151,6 +131,7 @@ impl LayerDescription {
             has_alibi: self.has_alibi,
             chunked_local: self.chunked_local.is_some(),
             needs_lse: engine.needs_lse,
+            state_space: None,
         }
     }
 }

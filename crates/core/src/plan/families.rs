@@ -2,7 +2,10 @@
 //!
 //! A family that is not listed here is refused by name: a guess would plan the wrong kernels.
 
-use super::description::{LayerDescription, MlaDimensions, ModelDescription, StateSpaceType};
+use super::{
+    StateSpaceType,
+    description::{LayerDescription, MlaDimensions, ModelDescription},
+};
 use crate::{
     kind::Kind,
     request::{AttentionType, Dtype},

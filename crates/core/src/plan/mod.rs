@@ -5,8 +5,10 @@
 mod description;
 mod families;
 pub mod joint;
+pub mod layouts;
 mod model;
 
-pub use description::{EngineConfig, LayerDescription, MlaDimensions, ModelDescription, StateSpaceType};
+pub use crate::request::StateSpaceType;
+pub use description::{EngineConfig, LayerDescription, MlaDimensions, ModelDescription};
 pub use families::{ModelConfigError, describe};
 pub use model::{ModelPlan, PlanError, PlannedLayer, plan};

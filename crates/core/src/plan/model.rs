@@ -23,10 +23,10 @@ pub struct PlannedLayer {
     pub index: usize,
     /// The KV-cache group that it belongs to.
     pub kind: Kind,
-    /// The backend; absent for a layer of recurrent state, see the warnings.
+    /// The backend; absent for a state-space layer that no backend claims, see the warnings.
     pub backend: Option<String>,
-    /// What the layer asks for; absent for a layer of recurrent state.
-    pub request: Option<LayerRequest>,
+    /// What the layer asks for.
+    pub request: LayerRequest,
     /// The sort of recurrent state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_space: Option<StateSpaceType>,
@@ -96,8 +96,34 @@ impl Members<'_> {
         format!("{} ({kind})", ranges(&indices))
     }
 
+    /// The sort of state-space layers that no backend at all claims: the plan shows them without one.
+    fn unclaimed(&self) -> Option<StateSpaceType> {
+        let claims =
+            |sort| move |candidate: &CandidateVerdict| candidate.descriptor.capability.state_space.contains(&sort);
+        let sort = self.request.state_space?;
+        let is_open = self.explanation.wanted.is_none() && self.explanation.result().is_err();
+        (is_open && !self.explanation.candidates.iter().any(claims(sort))).then_some(sort)
+    }
+
+    fn planned(&self, layer: &LayerDescription) -> PlannedLayer {
+        PlannedLayer {
+            index: layer.index,
+            kind: layer.kind,
+            backend: None,
+            request: self.request.clone(),
+            state_space: layer.state_space,
+            name: layer.name.clone(),
+            source: None,
+            why: String::new(),
+            layout: None,
+            sliding_window: layer.sliding_window,
+            selection: None,
+        }
+    }
+
     fn family(&self) -> Option<CacheFamily> {
         match (&self.request.attn_type, self.request.use_mla) {
+            _ if self.request.state_space.is_some() => None,
             (AttentionType::Encoder | AttentionType::EncoderOnly, _) => None,
             (_, true) => Some(CacheFamily::Latent),
             (_, false) => Some(CacheFamily::Heads),
@@ -135,7 +161,7 @@ pub fn plan(
     explain: impl Fn(&LayerRequest, Kind) -> Explanation,
 ) -> Result<ModelPlan, PlanError> {
     let mut all: Vec<Members<'_>> = Vec::new();
-    for layer in model.layers.iter().filter(|layer| layer.state_space.is_none()) {
+    for layer in &model.layers {
         let request = layer.request(engine);
         let same = |members: &&mut Members<'_>| members.request == request && members.layers[0].kind == layer.kind;
         if let Some(members) = all.iter_mut().find(same) {
@@ -147,11 +173,14 @@ pub fn plan(
     }
     let failed: Vec<(String, SelectionError)> = all
         .iter()
+        .filter(|members| members.unclaimed().is_none())
         .filter_map(|members| members.explanation.result().err().map(|error| (members.label(), error)))
         .collect();
     if !failed.is_empty() {
         return Err(PlanError::NoBackend(failed));
     }
+    let (unclaimed, all): (Vec<Members<'_>>, Vec<Members<'_>>) =
+        all.into_iter().partition(|members| members.unclaimed().is_some());
     let groups: Vec<Group<'_>> = all.iter().map(|members| group(members, device)).collect();
     let resolution = resolve(&groups, engine.block_size)?;
 
@@ -168,36 +197,19 @@ pub fn plan(
         let family = members.family();
         let layout = resolution.layouts.iter().find(|(of, _)| Some(*of) == family).map(|(_, name)| name.clone());
         layers.extend(members.layers.iter().map(|layer| PlannedLayer {
-            index: layer.index,
-            kind: layer.kind,
             backend: Some(candidate.name().to_owned()),
-            request: Some(members.request.clone()),
-            state_space: None,
-            name: layer.name.clone(),
             source: Some(candidate.source.to_string()),
             why: why.clone(),
             layout: layout.clone(),
-            sliding_window: layer.sliding_window,
             selection: Some(selection),
+            ..members.planned(layer)
         }));
     }
-    for layer in &model.layers {
-        let Some(sort) = layer.state_space else { continue };
-        let why = format!("no backend of this program runs {} layers", sort.name());
+    for members in &unclaimed {
+        let Some(sort) = members.unclaimed() else { continue };
+        let why = format!("no backend here claims state-space layers of type {}", sort.name());
         warnings.insert(why.clone());
-        layers.push(PlannedLayer {
-            index: layer.index,
-            kind: layer.kind,
-            backend: None,
-            request: None,
-            state_space: Some(sort),
-            name: layer.name.clone(),
-            source: None,
-            why,
-            layout: None,
-            sliding_window: None,
-            selection: None,
-        });
+        layers.extend(members.layers.iter().map(|layer| PlannedLayer { why: why.clone(), ..members.planned(layer) }));
     }
     layers.sort_by_key(|layer| layer.index);
     let layouts: Vec<&str> = resolution.layouts.iter().map(|(_, name)| name.as_str()).collect();

@@ -59,7 +59,7 @@ impl Registry {
         let mut found: Vec<(&LayerRequest, Kind, &str, Arc<Backend>)> = Vec::new();
         let mut backends = Vec::with_capacity(plan.layers.len());
         for layer in &plan.layers {
-            let (Some(name), Some(request)) = (&layer.backend, &layer.request) else {
+            let (Some(name), request) = (&layer.backend, &layer.request) else {
                 backends.push(None);
                 continue;
             };

@@ -8,6 +8,9 @@ use crate::{
     verdict::Reason,
 };
 
+/// The reason of a backend that an exclusive priority list leaves out.
+pub(super) const EXCLUSIVE: &str = "not in the operator's exclusive priority list";
+
 /// A backend that was refused, and every reason.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refused {
@@ -19,12 +22,23 @@ pub struct Refused {
     pub change: Option<Change>,
 }
 
-fn refusals(refused: &[Refused]) -> String {
+/// Backends for other platforms, and those that an exclusive priority list leaves out, are counted, not
+/// listed, where there are others: the explanation has them.
+fn refusals(refused: &[Refused], device: &Device) -> String {
+    let foreign = format!("platform {} not supported", device.platform);
+    let is_near = |refused: &&Refused| !refused.reasons.iter().any(|reason| *reason == foreign || reason == EXCLUSIVE);
+    let near: Vec<&Refused> = refused.iter().filter(is_near).collect();
+    let (listed, rest) =
+        if near.is_empty() { (refused.iter().collect(), 0) } else { (near.clone(), refused.len() - near.len()) };
     let one = |refused: &Refused| {
         let change = refused.change.as_ref().map(|change| format!(" ({change} would admit {})", refused.name));
         format!("{}: {}{}", refused.name, refused.reasons.join(", "), change.unwrap_or_default())
     };
-    refused.iter().map(one).collect::<Vec<_>>().join("; ")
+    let mut texts: Vec<String> = listed.into_iter().map(one).collect();
+    if rest > 0 {
+        texts.push(format!("{rest} more are for other platforms or left out by a priority list"));
+    }
+    texts.join("; ")
 }
 
 /// Why nothing was selected.
@@ -66,7 +80,7 @@ pub enum SelectionError {
         reasons: Vec<Reason>,
     },
     /// No backend can serve the layer.
-    #[error("no backend can serve a layer of kind {kind} on {device}: {}", refusals(.refused))]
+    #[error("no backend can serve a layer of kind {kind} on {device}: {}", refusals(.refused, .device))]
     NothingSuitable {
         /// The layer's kind.
         kind: Kind,

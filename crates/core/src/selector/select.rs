@@ -3,7 +3,7 @@
 use super::{
     candidate::Candidate,
     change::{Scope, smallest_changes},
-    error::{Refused, SelectionError},
+    error::{EXCLUSIVE, Refused, SelectionError},
     explanation::{CandidateVerdict, Explanation},
 };
 use crate::{
@@ -238,7 +238,7 @@ impl Selecting<'_> {
             }
         }
         if rule.is_some_and(|rule| rule.exclusive && position(rule, candidate.name()) == rule.order.len()) {
-            reasons.push("not in the operator's exclusive priority list".into());
+            reasons.push(EXCLUSIVE.into());
         }
         reasons.extend(candidate.unavailable.iter().cloned());
         reasons
