@@ -1,5 +1,7 @@
 //! A whole attention call: its parts, checked together, and its units, to be run on any threads.
 
+#[cfg(target_arch = "x86_64")]
+use crate::amx;
 use crate::{
     isa::Isa,
     partition::{Partition, RequestShape},
@@ -344,12 +346,23 @@ impl<'a> Attention<'a> {
         #[cfg(target_arch = "x86_64")]
         if self.uses_pairs {
             #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-            unsafe fn pairs(call: &Attention<'_>, unit: &crate::Unit, scratch: &mut Scratch<'_>, sink: Sink<'_>) {
+            unsafe fn tiles<P: tile::Products>(
+                call: &Attention<'_>,
+                unit: &crate::Unit,
+                scratch: &mut Scratch<'_>,
+                sink: Sink<'_>,
+            ) {
                 // SAFETY: the instruction set is enabled here; the rest is the caller's word.
-                unsafe { tile::unit::<tile::Pairs>(call, unit, scratch, sink) }
+                unsafe { tile::unit::<P>(call, unit, scratch, sink) }
             }
             // SAFETY: it was found present, all formats are bf16, and the unit runs once.
-            return unsafe { pairs(self, unit, scratch, sink) };
+            return unsafe {
+                match (self.isa, unit.num_rows()) {
+                    (Isa::Amx, 0..=amx::SIDE) => tiles::<amx::Narrow>(self, unit, scratch, sink),
+                    (Isa::Amx, _) => tiles::<amx::Wide>(self, unit, scratch, sink),
+                    _ => tiles::<tile::Pairs>(self, unit, scratch, sink),
+                }
+            };
         }
         let call = self;
         with_isa!(self.isa, floats(call: &Attention<'_>, unit: &crate::Unit, scratch: &mut Scratch<'_>, sink: Sink<'_>));

@@ -14,13 +14,15 @@ pub enum Isa {
     Avx2,
     /// AVX-512 F, BW, DQ, VL; with BF16 also its dot products.
     Avx512,
+    /// AVX-512 with BF16, and matrix tiles of bf16 (AMX).
+    Amx,
 }
 
 /// An instruction set that cannot be taken.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IsaError {
     /// There is no such name.
-    #[error("unknown instruction set '{found}'; valid: avx512, avx2, portable")]
+    #[error("unknown instruction set '{found}'; valid: amx, avx512, avx2, portable")]
     Unknown {
         /// What was found.
         found: String,
@@ -37,7 +39,7 @@ pub enum IsaError {
 
 impl Isa {
     /// All of them, the best first.
-    pub const ALL: [Self; 3] = [Self::Avx512, Self::Avx2, Self::Portable];
+    pub const ALL: [Self; 4] = [Self::Amx, Self::Avx512, Self::Avx2, Self::Portable];
 
     /// The name in options.
     #[must_use]
@@ -46,6 +48,7 @@ impl Isa {
             Self::Portable => "portable",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
+            Self::Amx => "amx",
         }
     }
 
@@ -66,6 +69,10 @@ impl Isa {
                     && is_x86_feature_detected!("avx512dq")
                     && is_x86_feature_detected!("avx512vl")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Amx => {
+                Self::Avx512.is_available() && is_x86_feature_detected!("avx512bf16") && crate::amx::is_available()
+            }
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -75,7 +82,7 @@ impl Isa {
     #[must_use]
     pub fn has_bf16_dot(self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        return self == Self::Avx512 && self.is_available() && is_x86_feature_detected!("avx512bf16");
+        return self >= Self::Avx512 && self.is_available() && is_x86_feature_detected!("avx512bf16");
         #[cfg(not(target_arch = "x86_64"))]
         false
     }
@@ -134,7 +141,7 @@ mod tests {
         }
         assert_eq!(Isa::named("portable"), Ok(Isa::Portable));
         let error = Isa::named("AVX512").unwrap_err().to_string();
-        assert_eq!(error, "unknown instruction set 'AVX512'; valid: avx512, avx2, portable");
+        assert_eq!(error, "unknown instruction set 'AVX512'; valid: amx, avx512, avx2, portable");
         assert!(Isa::best().is_available());
     }
 }

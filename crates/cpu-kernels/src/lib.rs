@@ -8,6 +8,7 @@
 //! | [`mask`] | which keys a query sees |
 //! | [`partition`] | a ragged batch cut into units of about equal cost |
 //! | `pack`, `micro` | tiles of K and V as the products want them, and the products |
+//! | `amx` | the products on matrix tiles |
 //! | `softmax` | one row's online softmax over a tile |
 //! | `tile` | one unit: tiles of K and V against a block of query rows |
 //! | [`attention`] | a whole call: units on the engine's threads, merge, output |
@@ -23,6 +24,8 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs)]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub mod attention;
 pub mod isa;
 pub mod mask;

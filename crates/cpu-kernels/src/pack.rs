@@ -94,7 +94,7 @@ pub(crate) mod pairs {
     /// # Safety
     /// AVX-512 must be enabled; a row that is not null must hold `row_len` bf16.
     #[inline(always)]
-    unsafe fn load(row: *const u8, at: usize, row_len: usize) -> __m512i {
+    pub(crate) unsafe fn load(row: *const u8, at: usize, row_len: usize) -> __m512i {
         // SAFETY: the caller vouches for the row; the mask keeps inside it.
         unsafe {
             if row.is_null() {
@@ -108,7 +108,8 @@ pub(crate) mod pairs {
         }
     }
 
-    /// Keys `[n][head_size]` → `k` `[head_size / 2][TILE]` of pairs along the head.
+    /// Keys `[n][head_size]` → `k` `[head_size / 2][TILE]` of pairs along the head, with zeros behind
+    /// up to a multiple of 16 pairs.
     ///
     /// # Safety
     /// As [`super::keys`], with AVX-512.
@@ -124,8 +125,7 @@ pub(crate) mod pairs {
                         *vector = Avx512(_mm512_castsi512_ps(load(*row, d, head_size)));
                     }
                     Avx512::transpose(&mut block);
-                    let count = 16.min((head_size - d).div_ceil(2));
-                    for (i, vector) in block[..count].iter().enumerate() {
+                    for (i, vector) in block.iter().enumerate() {
                         vector.store(k.cast::<f32>().add((d / 2 + i) * TILE + n));
                     }
                 }
@@ -139,21 +139,29 @@ pub(crate) mod pairs {
     /// As [`super::values`], with AVX-512.
     #[inline(always)]
     pub(crate) unsafe fn values(rows: &RowPointers, seen: Range<usize>, row_len: usize, v: *mut u32, stride: usize) {
-        for pair in seen.start / 2..seen.end.div_ceil(2) {
-            for d in (0..stride).step_by(16) {
-                // SAFETY: the caller vouches for rows and buffer.
-                unsafe {
-                    let half = |row: *const u8| {
-                        let left = row_len.saturating_sub(d).min(16);
-                        if row.is_null() || left == 0 {
-                            return _mm512_setzero_si512();
-                        }
-                        let mask = ((1_u32 << left) - 1) as __mmask16;
-                        _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, row.add(2 * d).cast()))
+        // Elements 0 … 15 of two rows, and 16 … 31, each beside its neighbour of the other row.
+        let (mut low, mut high) = ([0_u16; 32], [0_u16; 32]);
+        for i in 0..32 {
+            let from = i as u16 / 2 + 32 * (i as u16 % 2);
+            (low[i], high[i]) = (from, from + 16);
+        }
+        // SAFETY: the caller vouches for AVX-512, rows and buffer; only whole halves are stored.
+        unsafe {
+            let (low, high) = (_mm512_loadu_si512(low.as_ptr().cast()), _mm512_loadu_si512(high.as_ptr().cast()));
+            for pair in seen.start / 2..seen.end.div_ceil(2) {
+                let (first, second) = (rows[2 * pair], rows[2 * pair + 1]);
+                let to = v.add(pair * stride);
+                for d in (0..stride).step_by(32) {
+                    let left = row_len.saturating_sub(d);
+                    let (a, b) = if left == 0 {
+                        (_mm512_setzero_si512(), _mm512_setzero_si512())
+                    } else {
+                        (load(first, d, row_len), load(second, d, row_len))
                     };
-                    let (low, high) = (half(rows[2 * pair]), half(rows[2 * pair + 1]));
-                    let both = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
-                    _mm512_storeu_si512(v.add(pair * stride + d).cast(), both);
+                    _mm512_storeu_si512(to.add(d).cast(), _mm512_permutex2var_epi16(a, low, b));
+                    if stride - d > 16 {
+                        _mm512_storeu_si512(to.add(d + 16).cast(), _mm512_permutex2var_epi16(a, high, b));
+                    }
                 }
             }
         }

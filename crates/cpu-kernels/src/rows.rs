@@ -106,6 +106,11 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// Bytes from a token of a block to the next.
+    pub(crate) fn token_step(&self) -> usize {
+        self.strides[1] * self.format().size()
+    }
+
     /// The address of a row, valid for `row_len` elements.
     ///
     /// # Panics

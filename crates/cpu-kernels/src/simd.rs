@@ -507,7 +507,7 @@ macro_rules! with_isa {
         match $isa {
             #[cfg(target_arch = "x86_64")]
             // SAFETY: an `Isa` in use is available; the rest is the caller's word.
-            $crate::isa::Isa::Avx512 => unsafe { avx512($($name),*) },
+            $crate::isa::Isa::Avx512 | $crate::isa::Isa::Amx => unsafe { avx512($($name),*) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
             $crate::isa::Isa::Avx2 => unsafe { avx2($($name),*) },

@@ -14,26 +14,54 @@ use crate::{
 };
 use std::{marker::PhantomData, ops::Range};
 
+/// The keys of a tile.
+pub(crate) struct KeyRows<'a> {
+    pub rows: &'a RowPointers,
+    pub format: Format,
+    /// Those that some row of the unit may see, within the tile.
+    pub seen: Range<usize>,
+}
+
+/// The values of a tile.
+pub(crate) struct ValueRows<'a> {
+    pub rows: &'a RowPointers,
+    pub format: Format,
+    /// Those that some row of the unit may see, within the tile.
+    pub seen: Range<usize>,
+    /// Elements of each.
+    pub row_len: usize,
+}
+
 /// How products are computed.
 ///
 /// # Safety
-/// As [`Simd`]; buffers must be as large as the function of `micro` or `pack` says.
+/// As [`Simd`]; buffers must be as large as the function of `micro`, `pack` or `amx` says, and what
+/// `set_up` made must live.
 pub(crate) trait Products: Weights {
-    unsafe fn queries(row: *const u8, format: Format, head_size: usize, q: *mut f32);
-    unsafe fn keys(rows: &RowPointers, format: Format, seen: Range<usize>, head_size: usize, k: *mut f32);
-    unsafe fn scores(q: *const f32, q_stride: usize, rows: usize, head_size: usize, k: *const f32, s: *mut f32);
-    unsafe fn pack_values(
-        rows: &RowPointers,
-        format: Format,
-        seen: Range<usize>,
-        row_len: usize,
-        v: *mut f32,
-        stride: usize,
+    /// Rows are computed in blocks of so many; buffers hold whole blocks.
+    const ROW_BLOCK: usize = 1;
+    /// What a thread holds while it computes a unit.
+    type Setup;
+
+    /// Prepares this thread for a unit of so many rows.
+    unsafe fn set_up(rows: usize) -> Self::Setup;
+    /// Keeps query row `at`.
+    unsafe fn query(row: *const u8, format: Format, head_size: usize, at: usize, q: *mut f32, q_stride: usize);
+    /// Scores of `rows` rows into `s`, `[rows][TILE]`; `k` is room for the keys of a tile.
+    unsafe fn scores(
+        q: *const f32,
+        q_stride: usize,
+        rows: usize,
+        head_size: usize,
+        keys: &KeyRows<'_>,
+        k: *mut f32,
+        s: *mut f32,
     );
+    /// `o = o·alpha + p·values` for `rows` rows; `v` is room for the values of a tile.
     unsafe fn values(
         p: *const f32,
-        seen: Range<usize>,
-        v: *const f32,
+        values: &ValueRows<'_>,
+        v: *mut f32,
         alpha: *const f32,
         o: *mut f32,
         o_stride: usize,
@@ -58,52 +86,57 @@ impl<S: Simd> Weights for Floats<S> {
 // SAFETY of every block below: the trait's callers vouch for the same things as those of the
 // functions that are called.
 impl<S: Simd> Products for Floats<S> {
+    type Setup = ();
+
     #[inline(always)]
-    unsafe fn queries(row: *const u8, format: Format, head_size: usize, q: *mut f32) {
+    unsafe fn set_up(_rows: usize) {}
+
+    #[inline(always)]
+    unsafe fn query(row: *const u8, format: Format, head_size: usize, at: usize, q: *mut f32, q_stride: usize) {
         for d in (0..head_size).step_by(S::LANES) {
             // SAFETY: see above; the buffer is padded to whole vectors.
             unsafe {
                 let (from, left) = (row.add(d * format.size()), head_size - d);
                 let vector =
                     if left >= S::LANES { S::load_any(from, format) } else { S::load_any_partial(from, format, left) };
-                vector.store(q.add(d));
+                vector.store(q.add(at * q_stride + d));
             }
         }
     }
+
     #[inline(always)]
-    unsafe fn keys(rows: &RowPointers, format: Format, seen: Range<usize>, head_size: usize, k: *mut f32) {
-        // SAFETY: see above.
-        unsafe { pack::keys::<S>(rows, format, seen, head_size, k) }
-    }
-    #[inline(always)]
-    unsafe fn scores(q: *const f32, q_stride: usize, rows: usize, head_size: usize, k: *const f32, s: *mut f32) {
-        // SAFETY: see above.
-        unsafe { micro::scores::<S>(q, q_stride, rows, head_size, k, s) }
-    }
-    #[inline(always)]
-    unsafe fn pack_values(
-        rows: &RowPointers,
-        format: Format,
-        seen: Range<usize>,
-        row_len: usize,
-        v: *mut f32,
-        stride: usize,
+    unsafe fn scores(
+        q: *const f32,
+        q_stride: usize,
+        rows: usize,
+        head_size: usize,
+        keys: &KeyRows<'_>,
+        k: *mut f32,
+        s: *mut f32,
     ) {
         // SAFETY: see above.
-        unsafe { pack::values::<S>(rows, format, seen, row_len, v, stride) }
+        unsafe {
+            pack::keys::<S>(keys.rows, keys.format, keys.seen.clone(), head_size, k);
+            micro::scores::<S>(q, q_stride, rows, head_size, k, s);
+        }
     }
+
     #[inline(always)]
     unsafe fn values(
         p: *const f32,
-        seen: Range<usize>,
-        v: *const f32,
+        values: &ValueRows<'_>,
+        v: *mut f32,
         alpha: *const f32,
         o: *mut f32,
         o_stride: usize,
         rows: usize,
     ) {
+        let seen = values.seen.clone();
         // SAFETY: see above.
-        unsafe { micro::values::<S>(p, (seen.start, seen.end), v, alpha, o, o_stride, rows) }
+        unsafe {
+            pack::values::<S>(values.rows, values.format, seen.clone(), values.row_len, v, o_stride);
+            micro::values::<S>(p, (seen.start, seen.end), v, alpha, o, o_stride, rows);
+        }
     }
 }
 
@@ -134,50 +167,54 @@ mod pairs {
 
     // SAFETY of every block below: as for `Floats`; all rows are bf16.
     impl Products for Pairs {
+        type Setup = ();
+
         #[inline(always)]
-        unsafe fn queries(row: *const u8, _format: Format, head_size: usize, q: *mut f32) {
+        unsafe fn set_up(_rows: usize) {}
+
+        #[inline(always)]
+        unsafe fn query(row: *const u8, _format: Format, head_size: usize, at: usize, q: *mut f32, q_stride: usize) {
             // SAFETY: see above; an odd size ends with a zero.
             unsafe {
-                let q = q.cast::<u16>();
+                let q = q.add(at * q_stride).cast::<u16>();
                 q.add(head_size).write(0);
                 std::ptr::copy_nonoverlapping(row.cast::<u16>(), q, head_size);
             }
         }
+
         #[inline(always)]
-        unsafe fn keys(rows: &RowPointers, _format: Format, seen: Range<usize>, head_size: usize, k: *mut f32) {
-            // SAFETY: see above.
-            unsafe { pack::pairs::keys(rows, seen, head_size, k.cast()) }
-        }
-        #[inline(always)]
-        unsafe fn scores(q: *const f32, q_stride: usize, rows: usize, head_size: usize, k: *const f32, s: *mut f32) {
-            // SAFETY: see above.
-            unsafe { micro::pairs::scores(q.cast(), q_stride, rows, head_size.div_ceil(2), k.cast(), s) }
-        }
-        #[inline(always)]
-        unsafe fn pack_values(
-            rows: &RowPointers,
-            _format: Format,
-            seen: Range<usize>,
-            row_len: usize,
-            v: *mut f32,
-            stride: usize,
+        unsafe fn scores(
+            q: *const f32,
+            q_stride: usize,
+            rows: usize,
+            head_size: usize,
+            keys: &KeyRows<'_>,
+            k: *mut f32,
+            s: *mut f32,
         ) {
             // SAFETY: see above.
-            unsafe { pack::pairs::values(rows, seen, row_len, v.cast(), stride) }
+            unsafe {
+                pack::pairs::keys(keys.rows, keys.seen.clone(), head_size, k.cast());
+                micro::pairs::scores(q.cast(), q_stride, rows, head_size.div_ceil(2), k.cast(), s);
+            }
         }
+
         #[inline(always)]
         unsafe fn values(
             p: *const f32,
-            seen: Range<usize>,
-            v: *const f32,
+            values: &ValueRows<'_>,
+            v: *mut f32,
             alpha: *const f32,
             o: *mut f32,
             o_stride: usize,
             rows: usize,
         ) {
-            let pairs = (seen.start / 2, seen.end.div_ceil(2));
+            let pairs = (values.seen.start / 2, values.seen.end.div_ceil(2));
             // SAFETY: see above. A row of weights takes half of its place: rows lie `TILE` f32 apart.
-            unsafe { micro::pairs::values(p.cast(), pairs, v.cast(), alpha, o, o_stride, rows) }
+            unsafe {
+                pack::pairs::values(values.rows, values.seen.clone(), values.row_len, v.cast(), o_stride);
+                micro::pairs::values(p.cast(), pairs, v.cast(), alpha, o, o_stride, rows);
+            }
         }
     }
 }
@@ -235,14 +272,16 @@ pub(crate) unsafe fn unit<P: Products>(
     let rows = all.as_slice();
     let shape = call.scratch_shape();
     let (head_size, row_len_v) = (call.k.row_len(), call.v.row_len());
+    // SAFETY: as the caller vouches.
+    let _setup = unsafe { P::set_up(rows.len()) };
     let mut row = 0;
     for token in unit.tokens.clone() {
         for head in unit.heads.clone() {
             let index = [sequence.query_start + token, unit.kv_head * call.group() + head, 0];
             // SAFETY: the row is valid for `head_size` elements, the buffer has room for it.
             unsafe {
-                let to = scratch.q[row * shape.q_stride..].as_mut_ptr();
-                P::queries(call.q.row(index), call.q.format(), head_size, to);
+                let q = scratch.q.as_mut_ptr();
+                P::query(call.q.row(index), call.q.format(), head_size, row, q, shape.q_stride);
             }
             row += 1;
         }
@@ -353,7 +392,8 @@ unsafe fn one_chunk<P: Products>(
         let meets = |row: &Row| row.seen.0 < tile + TILE && row.seen.1 > tile;
         let Some(first) = rows.iter().position(meets) else { continue };
         let last = rows.iter().rposition(meets).map_or(first, |last| last + 1);
-        let met = &rows[first..last];
+        let first = first / P::ROW_BLOCK * P::ROW_BLOCK;
+        let met = &rows[first..last.next_multiple_of(P::ROW_BLOCK).min(rows.len())];
         let seen = met.iter().filter(|row| meets(row)).fold((usize::MAX, 0), |all, row| {
             (all.0.min(row.seen.0.max(tile)), all.1.max(row.seen.1.min(tile + TILE)))
         });
@@ -371,27 +411,36 @@ unsafe fn one_chunk<P: Products>(
             let o = scratch.o.as_mut_ptr().add(first * shape.o_stride);
             let alpha = scratch.alpha.as_mut_ptr().add(first);
             let (k, v) = (scratch.k.as_mut_ptr(), scratch.v.as_mut_ptr());
-            P::keys(&k_rows, call.k.format(), inside.clone(), head_size, k);
-            P::scores(q, shape.q_stride, met.len(), head_size, k, s);
+            let keys = KeyRows { rows: &k_rows, format: call.k.format(), seen: inside.clone() };
+            P::scores(q, shape.q_stride, met.len(), head_size, &keys, k, s);
             for (at, row) in met.iter().enumerate() {
                 let state = &mut scratch.state[first + at];
                 *alpha.add(at) = softmax::row::<P>(s.add(at * TILE), p.add(at * TILE), tile, row, call.logits, state);
             }
-            P::pack_values(&v_rows, call.v.format(), inside.clone(), row_len_v, v, shape.o_stride);
-            P::values(p, inside, v, alpha, o, shape.o_stride, met.len());
+            let values = ValueRows { rows: &v_rows, format: call.v.format(), seen: inside, row_len: row_len_v };
+            P::values(p, &values, v, alpha, o, shape.o_stride, met.len());
         }
     }
 }
 
 impl Sequence<'_> {
     /// The addresses of the rows of some positions.
+    #[inline(always)]
     fn addresses(&self, rows: &Rows<'_>, kv_head: usize, positions: Range<usize>, out: &mut [*const u8]) {
-        let block_size = rows.shape()[1];
-        for (to, position) in out.iter_mut().zip(positions) {
-            let at = position + self.first_row;
+        let (block_size, step) = (rows.shape()[1], rows.token_step());
+        let first = positions.start + self.first_row;
+        let (mut index, mut token) = (first / block_size, first % block_size);
+        let mut out = &mut out[..positions.len()];
+        while !out.is_empty() {
+            let (here, behind) = out.split_at_mut((block_size - token).min(out.len()));
             // Ids were checked against the cache when the call was made.
-            let block = self.blocks[at / block_size] as usize;
-            *to = rows.row([block, at % block_size, kv_head]);
+            let start = rows.row([self.blocks[index] as usize, token, kv_head]);
+            for (at, to) in here.iter_mut().enumerate() {
+                *to = start.wrapping_add(at * step);
+            }
+            out = behind;
+            index += 1;
+            token = 0;
         }
     }
 }

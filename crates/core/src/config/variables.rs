@@ -27,7 +27,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("ATTACHE_PLUGIN_PATH", "directories of plugins, separated by colons"),
     variable("ATTACHE_TRUST", "which plugins may be opened: owned or any"),
     variable("ATTACHE_LOG", "what is logged to stderr, for instance info or attache_core=debug"),
-    variable("ATTACHE_CPU_ISA", "instruction set of the CPU plugins: avx512, avx2 or portable"),
+    variable("ATTACHE_CPU_ISA", "instruction set of the CPU plugins: amx, avx512, avx2 or portable"),
 ];
 
 /// Variables whose values are paths: not taken from the environment of an elevated process.

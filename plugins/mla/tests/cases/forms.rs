@@ -23,13 +23,18 @@ fn run_and_check(what: &str, backend: &Arc<Backend>, case: &Case) -> Output {
 /// The instruction sets of this machine; one may be missing only where the machine lacks it.
 fn isas() -> impl Iterator<Item = &'static str> {
     let has = |feature: &str| Device::host_cpu().features.contains(feature);
-    [("avx512", has("avx512f")), ("avx2", has("avx2")), ("portable", true)].into_iter().filter_map(|(isa, is_here)| {
-        if !is_here {
-            assert!(backend(&[("isa", isa)]).is_err());
-            eprintln!("skipped: this machine has no {isa}");
-        }
-        is_here.then_some(isa)
-    })
+    // The kernel's list: it leaves out what it does not save for processes.
+    let listed = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let has_tiles = listed.split_whitespace().any(|flag| flag == "amx_bf16");
+    [("amx", has_tiles), ("avx512", has("avx512f")), ("avx2", has("avx2")), ("portable", true)].into_iter().filter_map(
+        |(isa, is_here)| {
+            if !is_here {
+                assert!(backend(&[("isa", isa)]).is_err());
+                eprintln!("skipped: this machine has no {isa}");
+            }
+            is_here.then_some(isa)
+        },
+    )
 }
 
 /// Decoding, a prompt, a chunk on a cached prefix, nothing at all, more queries than keys.
